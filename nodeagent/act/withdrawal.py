@@ -10,6 +10,7 @@ from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.node_api import NodeApi, patch_planned
 from nodeagent.observe.node_identity import read_foreign
+from nodeagent.plan.kubernetes.conditions import conditions_patch
 from nodeagent.plan.kubernetes.withdrawal import plan_withdrawal
 from nodeagent.record import Record
 
@@ -58,7 +59,7 @@ async def _withdraw(nodes: NodeApi, removed: list[str], *, has_kubelet: bool) ->
 
     plan = plan_withdrawal(found, has_kubelet=has_kubelet)
     if plan.conditions:
-        await nodes.apply_conditions(())
+        await nodes.patch_status(conditions_patch(found.metadata.uid, ()))
         removed += (f"condition {each}" for each in plan.conditions)
         plan = await plan_again()  # new resourceVersion
     plan = await patch_planned(nodes, plan, plan_again)

@@ -190,7 +190,7 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
                 beside_kubelet=snapshot.role is Role.BESIDE_KUBELET,
             )
         )
-        findings.append(check_pod_list(agent.bound_pods.state))
+        findings.append(check_pod_list(agent.bound_pods.state, is_watched=settings.kubernetes.watch_pods))
         findings.append(_accounting_finding(agent, snapshot))
         reads_records = snapshot.storage is not None and agent.storage.removals is not None
         transactional = reads_records and agent.settings.bulk_removal

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nodeagent.model.access import ApiAccess
 
 T = TypeVar("T")
-APPLY_PATCH: Final = "application/apply-patch+yaml"
-"""Content type of server-side apply; JSON bodies are valid, because JSON is a subset of YAML."""
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 

@@ -8,17 +8,15 @@ from urllib.parse import quote
 import msgspec
 
 from nodeagent.errors import ApiServerRefusedError
-from nodeagent.kube.api_client import APPLY_PATCH, STRATEGIC_PATCH
+from nodeagent.kube.api_client import STRATEGIC_PATCH
 from nodeagent.kube.api_connection import ApiRequest
 from nodeagent.model.kubernetes import Lease, Node
-from nodeagent.plan.kubernetes.conditions import FIELD_MANAGER, apply_body
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from typing import Any
 
     from nodeagent.kube.api_client import ApiClient
-    from nodeagent.model.kubernetes import StatusCondition
 
 K = TypeVar("K", Node, Lease)
 NODES: Final = "/api/v1/nodes"
@@ -53,12 +51,6 @@ class NodeApi:
     async def patch_status(self, patch: Mapping[str, Any]) -> Node:
         """Patch the status of the Node; return the stored object."""
         return await self._patch(f"{NODES}/{self._name}/status?{_MANAGER}", patch)
-
-    async def apply_conditions(self, conditions: tuple[StatusCondition, ...]) -> None:
-        """Replace the agent's own node conditions by server-side apply; conditions of other managers are kept."""
-        target = f"{NODES}/{self._name}/status?fieldManager={FIELD_MANAGER}&force=true"
-        body = msgspec.json.encode(apply_body(self._node, conditions))
-        await self._client.send(ApiRequest("PATCH", target, body, APPLY_PATCH), msgspec.Raw)
 
     async def get_lease(self) -> Lease | None:
         """Return the Lease of the node; ``None`` if the Lease does not exist."""

@@ -13,7 +13,7 @@ from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.certificate_dates import expiry
 from nodeagent.kube.node_api import NodeApi
 from nodeagent.kube.pod_api import PodApi
-from nodeagent.observe.node_identity import read_foreign
+from nodeagent.observe.node_identity import compare_with_machine, read_foreign
 from nodeagent.plan.kubernetes.access_check import TAINT_RULE
 from nodeagent.plan.kubernetes.rules import access_reviews
 from nodeagent.plan.kubernetes.taints import trial_patch
@@ -43,13 +43,15 @@ class ApiAccessFacts(Record):
     Attributes:
         error: cause of a failed request; empty otherwise.
         expires_at: end of validity of the client certificate; ``None`` without a client certificate.
-        is_registered: whether the Node object exists.
+        has_node: whether the Node object exists.
+        foreign: reason that the Node object is not proven to be of this machine; empty with proof.
         missing: rules that the identity lacks, for display.
     """
 
     error: str = ""
     expires_at: datetime | None = None
-    is_registered: bool = False
+    has_node: bool = False
+    foreign: str = ""
     missing: tuple[str, ...] = ()
 
 
@@ -89,6 +91,7 @@ async def read_api_access(access: ApiAccess, node: str, settings: Collection[str
                 missing.append(rule.text(verb))
         nodes = NodeApi(client, node)
         found = None if "get nodes" in missing else await nodes.get_node()
+        foreign = await compare_with_machine(found)
         if (
             "condition_taints" in settings
             and found is not None
@@ -100,7 +103,7 @@ async def read_api_access(access: ApiAccess, node: str, settings: Collection[str
         return ApiAccessFacts(str(error), expires_at)
     finally:
         client.close()
-    return ApiAccessFacts("", expires_at, found is not None, tuple(missing))
+    return ApiAccessFacts("", expires_at, found is not None, foreign, tuple(missing))
 
 
 async def _may_taint(nodes: NodeApi, found: Node) -> bool:

@@ -21,17 +21,20 @@ _DISTANCE_PERCENT: Final = 5
 _MAX_SHOWN: Final = 80
 
 
-def check_pod_list(reading: PodListReading | None) -> Finding:
+def check_pod_list(reading: PodListReading | None, *, is_watched: bool = False) -> Finding:
     """Return the finding on the kubelet's pod list, which names the images of pods bound to this node.
 
-    ``reading`` is ``None`` if no kubelet URL is configured.
+    Args:
+        reading: state of the list; ``None`` if no kubelet URL is configured.
+        is_watched: whether the pods are watched at the API server, which names the same images.
     """
     if reading is None:
+        start = "its binding on, by kubernetes.watch_pods" if is_watched else "its first container on"
         return Finding(
             "pod-list",
             Verdict.SKIPPED,
-            "kubelet.url is not set: the image of a pod bound to this node is kept from its first container on; images "
-            "of static manifests are kept always",
+            f"kubelet.url is not set: the image of a pod bound to this node is kept from {start}; images of static "
+            "manifests are kept always",
         )
     if reading.error:
         effect = "images of new pods are not kept" if reading.observed_at else "no image is removed"

@@ -88,15 +88,17 @@ def main() -> None:
         for (title, daemon, api), known in zip(running, before, strict=True):
             resident_mib = psutil.Process(daemon.pid).memory_info().rss / 2**20
             base_mib = base_mib or resident_mib
-            sent = [each for each in api.requests[known:] if "watch=1" not in each.query]
+            recent = api.requests[known:]
+            sent = [each for each in recent if "watch=1" not in each.query]
+            count = len(sent) - (len(recent) - len(sent))  # each watch begins with a reading of the Node object
             watches = sum("watch=1" in each.query for each in api.requests)
             print(
                 f"{title}: {watches} watches, {resident_mib:.1f} MiB resident ({resident_mib - base_mib:+.1f}),",
                 end=" ",
             )
-            print(f"{len(sent)} requests in {rest_s:.0f} s beside the watch ({10 * len(sent) / rest_s:.2f} in 10 s)")
-            for (method, path), count in Counter((each.method, each.path) for each in sent).most_common():
-                print(f"    {count:4} {method} {path}")
+            print(f"{count} requests in {rest_s:.0f} s beside the watch ({10 * count / rest_s:.2f} in 10 s)")
+            for (method, path), number in Counter((each.method, each.path) for each in sent).most_common():
+                print(f"    {number:4} {method} {path}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.workloads import BUDGETS, IMAGE, create, has_ended, phase, pod
+from tests.cluster.workloads import BUDGETS, IMAGE, SETS, create, has_ended, phase, pod
 from tests.support import images
 from tests.support.cluster import EVENTS, NODES, PODS, STRATEGIC
 from tests.support.cluster_node import NAME
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tests.support.cluster import Cluster, Document
 
 CHURNED = tuple(f"registry.test/churn:v{number}" for number in range(8))
-SETS = "/apis/apps/v1/namespaces/default/replicasets"
 OTHER = "node-2"
 PODS_PER_PROBLEM = 5
 ENDED_PODS = 8
@@ -96,6 +95,15 @@ def test_conditions_are_applied_beside_those_of_the_kubelet_and_removed(cluster:
     agent.wait("the condition is present", lambda: bool(cluster.condition("nodeagent.dev/ImageGCDegraded")))
     assert cluster.condition("Ready")["reason"] == "KubeletReady"
     assert agent.events("api_request_failed") == []
+    agent.stop()
+    before = cluster.node_object()["status"]
+    agent.withdraw()
+    after = cluster.node_object()["status"]
+    assert [each["type"] for each in after["conditions"]] == [
+        each["type"] for each in before["conditions"] if not each["type"].startswith("nodeagent.dev/")
+    ]
+    for field in ("addresses", "capacity", "nodeInfo"):
+        assert after[field] == before[field]
 
 
 def test_eviction_through_the_api_respects_a_budget(cluster: Cluster, agent: ClusterAgent) -> None:

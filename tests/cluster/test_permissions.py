@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.cluster.workloads import IMAGE, create, has_ended, phase, pod
+from tests.cluster.workloads import IMAGE, SETS, create, phase, pod
 from tests.support import images
 from tests.support.cluster import LEASE, NODES, PODS, STRATEGIC
 from tests.support.cluster_node import NAME
@@ -68,8 +68,10 @@ def _kubelet(cluster: Cluster) -> Iterator[None]:
         cluster.node.run("dd", "if=/dev/zero", "of=/var/lib/kubelet/filler", "bs=1M", "count=64")
         cluster.start_kubelet()
     yield
-    for each in cluster.items(PODS):
-        cluster.request("DELETE", f"{PODS}/{each['metadata']['name']}", {"gracePeriodSeconds": 0})
+    cluster.request("PATCH", f"{NODES}/{NAME}", {"spec": {"taints": []}}, content_type=STRATEGIC)
+    for path, options in ((SETS, {"propagationPolicy": "Orphan"}), (PODS, {"gracePeriodSeconds": 0})):
+        for each in cluster.items(path):
+            cluster.request("DELETE", f"{path}/{each['metadata']['name']}", options)
 
 
 @pytest.mark.usefixtures("_kubelet")
@@ -101,13 +103,19 @@ def test_agent_beside_a_kubelet_uses_exactly_the_permissions_of_its_settings(
 
 
 def fail_a_pod(cluster: Cluster, agent: ClusterAgent) -> None:
-    """Create a pod that failed as by an eviction, old enough for its deletion."""
-    create(cluster, pod("failed", "exit 0", restartPolicy="Never"))
-    agent.wait("the pod has ended", lambda: has_ended(cluster, "failed"))
-    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u-1", "controller": True}
-    path = f"{PODS}/failed"
-    cluster.request("PATCH", path, {"metadata": {"ownerReferences": [owner]}}, content_type=STRATEGIC)
-    ended = {"status": {"phase": "Failed", "reason": "Evicted"}}
-    cluster.request("PATCH", f"{path}/status", ended, content_type=STRATEGIC)
-    written = monotonic()
-    agent.wait("the pod is old enough", lambda: monotonic() - written > FAILED_AGE_S, timeout_s=2 * FAILED_AGE_S)
+    """Let the kubelet evict a pod of a ReplicaSet; wait until the failed pod is old enough for its deletion."""
+    template = pod("web", "dd if=/dev/zero of=/data/file bs=1M count=8; sleep 1000")
+    template["spec"]["volumes"] = [{"name": "data", "emptyDir": {"sizeLimit": "1Mi"}}]
+    template["spec"]["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    spec = {"replicas": 1, "selector": {"matchLabels": {"app": "web"}}, "template": template}
+    cluster.request("POST", SETS, {"metadata": {"name": "web"}, "spec": spec})
+    agent.wait("the pod is evicted", lambda: "Evicted" in reasons(cluster), timeout_s=120)
+    cluster.request("PATCH", f"{SETS}/web", {"spec": {"replicas": 0}}, content_type=STRATEGIC)
+    evicted = monotonic()
+    agent.wait("the pod is old enough", lambda: monotonic() - evicted > FAILED_AGE_S, timeout_s=2 * FAILED_AGE_S)
+    assert "Evicted" in reasons(cluster)
+
+
+def reasons(cluster: Cluster) -> set[str]:
+    """Return the reasons in the statuses of the pods."""
+    return {each["status"].get("reason", "") for each in cluster.items(PODS)}

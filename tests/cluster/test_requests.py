@@ -7,6 +7,7 @@ import contextlib
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from nodeagent.errors import ApiServerRefusedError
@@ -18,6 +19,7 @@ from nodeagent.kube.node_api import NodeApi
 from nodeagent.kube.pod_api import PodApi, PodWatch
 from nodeagent.model.access import ApiAccess
 from nodeagent.model.kubernetes import StatusCondition
+from nodeagent.plan.kubernetes.conditions import TYPES, conditions_patch
 from nodeagent.plan.kubernetes.events import Occurrence, PodReference, event_body
 from nodeagent.plan.kubernetes.eviction import SEVERAL_BUDGETS
 from nodeagent.plan.kubernetes.failed_pods import Verdict, plan_deletions
@@ -140,26 +142,38 @@ async def test_event_about_node_and_pod_is_accepted(cluster: Cluster, clients: C
         assert stored["regarding"]["kind"] == ("Pod" if reference else "Node")
 
 
-async def test_applied_conditions_are_replaced_and_removed_beside_others(cluster: Cluster, clients: Clients) -> None:
-    others = {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}}
-    cluster.request("PATCH", f"{NODES}/{NAME}/status", others, content_type=STRATEGIC)
-
-    def own() -> list[tuple[str, str]]:
-        found = cluster.node_object()["status"]["conditions"]
-        return [(each["type"], each["status"]) for each in found if each["type"].startswith("nodeagent.dev/")]
-
-    def condition(kind: str, status: str) -> StatusCondition:
-        return StatusCondition(
-            type=f"nodeagent.dev/{kind}", status=status, last_heartbeat_time=NOW, last_transition_time=NOW, reason="R"
-        )
-
-    await clients.nodes.apply_conditions((condition("A", "True"), condition("B", "True")))
-    assert own() == [("nodeagent.dev/A", "True"), ("nodeagent.dev/B", "True")]
-    await clients.nodes.apply_conditions((condition("B", "False"),))
-    assert own() == [("nodeagent.dev/B", "False")]
-    await clients.nodes.apply_conditions(())
-    assert own() == []
-    assert cluster.condition("Ready")["reason"] == "KubeletReady"
+async def test_conditions_are_written_and_removed_and_the_rest_of_the_status_is_kept(
+    cluster: Cluster, clients: Clients
+) -> None:
+    cluster.request("DELETE", f"{NODES}/{NAME}")
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+    status = {"conditions": [ready], "capacity": {"pods": "110"}, "addresses": [{"type": "Hostname", "address": NAME}]}
+    owner = "fieldManager=kubelet"  # which owns no field of the status with which it creates the object
+    metadata = {"name": NAME, "labels": {"kubernetes.io/hostname": NAME}}
+    cluster.request("POST", f"{NODES}?{owner}", {"metadata": metadata, "status": status})
+    beat = {"type": "Ready", "lastHeartbeatTime": "2026-01-02T03:04:05Z"}
+    patch = {"status": {"conditions": [beat]}}
+    cluster.request("PATCH", f"{NODES}/{NAME}/status?{owner}", patch, content_type=STRATEGIC)
+    before = cluster.node_object()
+    uid = before["metadata"]["uid"]
+    images, containers = (
+        StatusCondition(type=each, status="True", last_heartbeat_time=NOW, reason="R", message="text")
+        for each in TYPES.values()
+    )
+    unexplained = msgspec.structs.replace(images, message="")
+    for written in ((images, containers), (unexplained,)):
+        await clients.nodes.patch_status(conditions_patch(uid, written))
+        found = [cluster.condition(each) for each in TYPES.values()]
+        assert [(each["type"], each.get("message", "")) for each in found if each] == [
+            (each.type, each.message) for each in written
+        ]
+    for conditions in ((containers,), ()):
+        with pytest.raises(ApiServerRefusedError) as replaced:
+            await clients.nodes.patch_status(conditions_patch("00000000-0000-0000-0000-000000000000", conditions))
+        assert replaced.value.status == 422
+    assert cluster.condition(images.type)
+    await clients.nodes.patch_status(conditions_patch(uid, ()))
+    assert cluster.node_object()["status"] == before["status"]
 
 
 async def test_lease_is_created_renewed_and_refused_with_an_outdated_version(clients: Clients) -> None:

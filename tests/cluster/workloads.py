@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tests.support.cluster import Cluster, Document
 
 IMAGE = "registry.test/app:v1"
+SETS = "/apis/apps/v1/namespaces/default/replicasets"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 
 

@@ -79,7 +79,6 @@ class ApiServer:
         settings: settings whose printed RBAC rules limit the client; ``None`` for a client without limits.
         token: accepted bearer token; a client certificate is accepted too.
         pods: pods of the node.
-        applied: types of the conditions that each field manager applied.
         bookmark_s: seconds without a change after which a watch sends a bookmark.
     """
 
@@ -93,7 +92,6 @@ class ApiServer:
         self.token = TOKEN
         self.pods = Pods()
         self.bookmark_s = 0.05
-        self.applied: dict[str, set[str]] = {}
         self.stopped = threading.Event()
         self.received = threading.Event()
         self.lock = threading.Lock()
@@ -203,23 +201,11 @@ class ApiServer:
                 return _status(409, "Conflict", "the object has been modified; please apply your changes to the latest")
         if request.method == "PUT":
             value = request.body
-        elif request.content_type == "application/apply-patch+yaml":
-            value = self._applied(request, stored)
         else:
             part = {"status": request.body.get("status", {})} if sub else request.body
             value = merge(stored, {key: each for key, each in part.items() if sub or key != "status"})
         refused = self._restriction(collection, name, stored, value)
         return refused or (200, value if "dryRun=All" in request.query else self.put(collection, name, value))
-
-    def _applied(self, request: Received, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return an object with the conditions that a field manager applied, replacing its earlier conditions."""
-        manager = parse_qs(request.query)["fieldManager"][0]
-        given = {each["type"]: each for each in request.body["status"].get("conditions", ())}
-        dropped = self.applied.get(manager, set()) - given.keys()
-        self.applied[manager] = set(given)
-        status = stored.get("status", {})
-        others = [each for each in status.get("conditions", ()) if each["type"] not in given.keys() | dropped]
-        return {**stored, "status": {**status, "conditions": [*others, *given.values()]}}
 
     def _restriction(
         self, collection: str, name: str, before: dict[str, Any], after: dict[str, Any]
@@ -276,7 +262,10 @@ def merge(old: Any, patch: Any, key: str = "") -> Any:
             return [each for each in patch if each != {"$patch": "replace"}]
         found = {each["type"]: each for each in old or []}
         for each in patch:
-            found[each["type"]] = merge(found.get(each["type"]), each)
+            if each.get("$patch") == "delete":
+                found.pop(each["type"], None)
+            else:
+                found[each["type"]] = merge(found.get(each["type"]), each)
         return list(found.values())
     return patch
 

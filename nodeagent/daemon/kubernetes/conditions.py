@@ -1,4 +1,4 @@
-"""The task that applies the agent's own conditions to the Node object, across reloads."""
+"""The task that writes the agent's own conditions to the Node object, across reloads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMOVE_WITHIN_S: Final = 3.0
 
 
 class ConditionsTask(SessionTask):
-    """Applies the conditions while ``publish_conditions`` is enabled; a reload that disables it removes them."""
+    """Writes the conditions while ``publish_conditions`` is enabled; a reload that disables it removes them."""
 
     name = CONDITIONS
 
@@ -42,12 +42,13 @@ class ConditionsTask(SessionTask):
         from nodeagent.plan.kubernetes.conditions import (  # noqa: PLC0415
             REPORT_S,
             ConditionMemory,
+            conditions_patch,
             is_due,
             own_conditions,
         )
         from nodeagent.plan.kubernetes.pod_watch import retry_s  # noqa: PLC0415
 
-        memory, failures, identified = ConditionMemory(), 0, False
+        memory, failures, identified, uid = ConditionMemory(), 0, False, ""
         clock, statuses = self._context.clock, self._context.loop_statuses
         states = StateLog(self._logger, clock)
         while self._continues(settings, stop) and not self._off_because(settings):
@@ -61,10 +62,10 @@ class ConditionsTask(SessionTask):
                         because = await compare_with_machine(found)
                         if found is None or because:
                             raise ApiServerRefusedError(f"no condition is written: {because}", 403)
-                        identified = True
+                        identified, uid = True, found.metadata.uid
                         # written by an earlier run, or by a request without an answer
                         conditions = own_conditions(results, found.status.conditions, clock.now())
-                    await nodes.apply_conditions(conditions)
+                    await nodes.patch_status(conditions_patch(uid, conditions))
                     memory = ConditionMemory(conditions, clock.monotonic_s() + REPORT_S)
                     statuses.ended(CONDITIONS, "succeeded")
                     failures = 0
@@ -81,7 +82,7 @@ class ConditionsTask(SessionTask):
         if memory.conditions and not self._context.settings.kubernetes.publish_conditions:
             with suppress(ApiServerError, TimeoutError):
                 async with asyncio.timeout(_REMOVE_WITHIN_S):
-                    await nodes.apply_conditions(())
+                    await nodes.patch_status(conditions_patch(uid, ()))
 
 
 def loop_results(context: DaemonContext) -> list[LoopResult]:

@@ -105,6 +105,7 @@ class PodWatchSession:
         while True:
             self._statuses.running(POD_WATCH, _SILENT_S)
             try:
+                await self._identify()
                 if needs_list(self._watched.state):
                     await self._list()
                 wait_s = await self._watch()
@@ -113,17 +114,20 @@ class PodWatchSession:
             self._statuses.waiting(POD_WATCH, wait_s, _SILENT_S)
             await asyncio.sleep(wait_s)
 
-    async def _list(self) -> None:
-        """List the pods.
+    async def _identify(self) -> None:
+        """Compare the Node object with this machine before each watch: the object may have been deleted meanwhile.
 
         Raises:
             ForeignNodeError: the Node object is not proven to be of this machine. A watch of its pods would be of no
                 use, and would delay the next comparison by minutes: the daemon may be about to register the node.
-            ApiServerError: a request failed.
+            ApiServerError: the request failed.
         """
         if foreign := await self._parts.foreign():
             self._watched.state = replace(self._watched.state, foreign=foreign)
             raise ForeignNodeError(foreign)
+
+    async def _list(self) -> None:
+        """List the pods. Raises ApiServerError if a request failed."""
         requested_s = self._clock.monotonic_s()
         pods, version, truncated = await self._parts.list_pods()
         self._watched.state = after_list(

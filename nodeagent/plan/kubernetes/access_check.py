@@ -27,6 +27,10 @@ _FIXES: Final = (
         "make /etc/machine-id of the node readable for the agent; in a container mount it read-only",
     ),
     ("has no ids", "wait until the kubelet has reported the node status"),
+    (
+        "no Node object",
+        "set kubelet.node_name to the name of this node's object; if it was deleted, restart the kubelet or the agent",
+    ),
     ("Node object", "set kubelet.node_name to the name of this node's object"),
 )
 """Fix by words of an error; the first match counts."""
@@ -37,7 +41,8 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
     missing: Sequence[str],
     expires_at: datetime | None,
     *,
-    is_registered: bool,
+    foreign: str,
+    has_node: bool,
     now: datetime,
     options: Sequence[str] = (),
     in_pod: bool = False,
@@ -48,7 +53,8 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
         error: cause of a failed request; empty if all requests succeeded.
         missing: RBAC rules that the agent's identity lacks.
         expires_at: end of validity of the client certificate; ``None`` without a client certificate.
-        is_registered: whether the Node object exists.
+        foreign: reason that the Node object is not proven to be of this machine; empty with proof.
+        has_node: whether the Node object exists; a daemon that registers the node creates it.
         now: time of the check, aware UTC.
         options: enabled settings of ``[kubernetes]`` that require RBAC rules.
         in_pod: whether the identity is the service account of the agent's pod.
@@ -68,8 +74,10 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
         return Finding(CHECK, Verdict.PROBLEM, lacking, fix)
     if left_s is not None and left_s < _SOON_S:
         return Finding(CHECK, Verdict.WARNING, f"the client certificate expires at {until}", _RENEW)
-    state = "the node is registered" if is_registered else "the node is not registered yet"
-    return Finding(CHECK, Verdict.OK, f"the API server answers and grants every rule; {state}")
+    state = f"the API server answers and grants every rule; {foreign or 'the Node object is of this machine'}"
+    if has_node and foreign:
+        return Finding(CHECK, Verdict.PROBLEM, state, _fix(foreign))
+    return Finding(CHECK, Verdict.OK, state)
 
 
 def check_pod_access(pods: int, problem: str) -> Finding:

@@ -1,7 +1,8 @@
 """Node conditions of the agent, the only fields of the Node object that the agent writes beside a kubelet.
 
-The conditions are applied by server-side apply with a separate field manager. Conditions of other managers, such as the
-kubelet, are therefore kept, and a condition missing in the applied list is removed.
+The conditions are written by a strategic merge patch, which keeps the conditions of others, such as the kubelet.
+Server-side apply is not used: an apply without conditions, which would remove them, also removes all status fields that
+no field manager owns, such as the addresses and capacity with which a kubelet has created its Node object.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-FIELD_MANAGER: Final = "nodeagent-conditions"
 PREFIX: Final = "nodeagent.dev/"
 TYPES: Final = {"images": f"{PREFIX}ImageGCDegraded", "containers": f"{PREFIX}ContainerGCDegraded"}
 """Condition type by loop name; the condition is true if the last pass of the loop failed or missed its target."""
@@ -52,11 +52,11 @@ class LoopResult(Record):
 
 
 class ConditionMemory(Record):
-    """Conditions in the last apply that the API server accepted.
+    """Conditions in the last patch that the API server accepted.
 
     Attributes:
-        conditions: the accepted conditions; ``None`` before the first accepted apply.
-        due_s: monotonic seconds at which unchanged conditions are applied again.
+        conditions: the accepted conditions; ``None`` before the first accepted patch.
+        due_s: monotonic seconds at which unchanged conditions are written again.
     """
 
     conditions: tuple[StatusCondition, ...] | None = None
@@ -70,7 +70,7 @@ def own_conditions(
 
     Args:
         loops: last result of each loop.
-        before: the conditions applied last, or of the Node object, which provide the transition times.
+        before: the conditions written last, or of the Node object, which provide the transition times.
         now: time of the report, aware UTC.
     """
     earlier = {each.type: each for each in before if each.type in TYPES.values()}
@@ -113,7 +113,7 @@ def is_degraded(loop: LoopResult) -> bool | None:
 
 
 def is_due(memory: ConditionMemory, conditions: tuple[StatusCondition, ...], now_s: float) -> bool:
-    """Return whether to apply conditions: status, reason or message changed, or the heartbeat is due."""
+    """Return whether to write conditions: status, reason or message changed, or the heartbeat is due."""
     if memory.conditions is None:
         return bool(conditions)
     if [_comparable(each) for each in conditions] != [_comparable(each) for each in memory.conditions]:
@@ -121,13 +121,14 @@ def is_due(memory: ConditionMemory, conditions: tuple[StatusCondition, ...], now
     return bool(conditions) and now_s >= memory.due_s
 
 
-def apply_body(node: str, conditions: tuple[StatusCondition, ...]) -> Mapping[str, Any]:
-    """Return the Node object to apply; an empty list removes the conditions applied earlier.
+def conditions_patch(uid: str, conditions: Iterable[StatusCondition]) -> Mapping[str, Any]:
+    """Return the strategic merge patch that writes the conditions and removes the agent's other ones.
 
-    Source: Kubernetes API concepts, server-side apply.
+    The API server refuses the patch if the UID of the Node object is not ``uid``: another object has taken its name.
     """
-    status = {"conditions": [msgspec.to_builtins(each) for each in conditions]}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "status": status}
+    absent = {each: {"type": each, "$patch": "delete"} for each in TYPES.values()}
+    present = {each.type: {"message": "", **msgspec.to_builtins(each)} for each in conditions}
+    return {"metadata": {"uid": uid}, "status": {"conditions": list({**absent, **present}.values())}}
 
 
 def _comparable(condition: StatusCondition) -> tuple[str, str, str, str]:

@@ -55,7 +55,6 @@ def api(monkeypatch: pytest.MonkeyPatch) -> ChangedServer:
             "status": status,
         },
     )
-    server.applied["nodeagent-conditions"] = {OWN}
     return server
 
 

@@ -7,7 +7,7 @@ import subprocess
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import yaml
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+OWN: Final = {"status": {"nodeInfo": {"machineID": "m", "systemUUID": "u"}}}
+OTHER: Final = {"status": {"nodeInfo": {"machineID": "other", "systemUUID": "u"}}}
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     found = Authority(tmp_path_factory.mktemp("authority"))
@@ -41,10 +45,16 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return found
 
 
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Machine("node-1", machine_id="m", system_uuid="u")
+    monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
+
+
 async def finding(
     authority: Authority,
     tmp_path: Path,
-    prepare: Callable[[ApiServer], None],
+    prepare: Callable[[ApiServer], object],
     ca: Path | None = None,
     client: str = "",
     *,
@@ -64,21 +74,42 @@ async def finding(
         )
         facts = await read_api_access(access, "node-1", settings)
     found = check_api_access(
-        facts.error, facts.missing, facts.expires_at, is_registered=facts.is_registered, now=datetime.now(UTC)
+        facts.error,
+        facts.missing,
+        facts.expires_at,
+        foreign=facts.foreign,
+        has_node=facts.has_node,
+        now=datetime.now(UTC),
     )
     return found, server
 
 
 async def test_complete_access_is_ok_and_nothing_is_changed(authority: Authority, tmp_path: Path) -> None:
     def register(server: ApiServer) -> None:
-        server.put(NODES, "node-1", {})
+        server.put(NODES, "node-1", OWN)
 
     found, server = await finding(authority, tmp_path, register)
     assert found.verdict is Verdict.OK
-    assert "is registered" in found.evidence
+    assert "the Node object is of this machine" in found.evidence
     assert {each.path.rpartition("/")[2] for each in server.requests if each.method != "GET"} == {
         "selfsubjectaccessreviews"
     }
+
+
+@pytest.mark.parametrize(
+    ("node", "verdict", "words"),
+    [
+        (None, Verdict.OK, "there is no Node object with this name"),
+        (OTHER, Verdict.PROBLEM, "the Node object is of another machine"),
+        ({}, Verdict.PROBLEM, "the Node object has no ids of its machine"),
+    ],
+)
+async def test_node_object_that_is_not_of_this_machine_is_not_called_registered(
+    authority: Authority, tmp_path: Path, node: dict[str, Any] | None, verdict: Verdict, words: str
+) -> None:
+    found, _ = await finding(authority, tmp_path, lambda server: node is None or server.put(NODES, "node-1", node))
+    assert found.verdict is verdict
+    assert words in found.evidence
 
 
 async def test_wrong_ca_is_named(authority: Authority, tmp_path: Path) -> None:
@@ -110,7 +141,7 @@ async def test_missing_rules_are_named(authority: Authority, tmp_path: Path) -> 
 def test_fix_of_a_missing_rule_is_the_manifest_of_the_identity(*, in_pod: bool, fix: str) -> None:
     used = ("watch_pods", "evict_pods")
     found = check_api_access(
-        "", ("get nodes",), None, is_registered=True, now=datetime.now(UTC), options=used, in_pod=in_pod
+        "", ("get nodes",), None, foreign="", has_node=True, now=datetime.now(UTC), options=used, in_pod=in_pod
     )
     assert fix in found.fix
 
@@ -121,7 +152,7 @@ async def test_taints_are_tried_without_a_change_and_their_refusal_to_a_node_cer
 ) -> None:
     def register(server: ApiServer) -> None:
         server.node_identity = node_identity
-        server.put(NODES, "node-1", {"spec": {"taints": [{"key": "example.com/a", "effect": "NoSchedule"}]}})
+        server.put(NODES, "node-1", {**OWN, "spec": {"taints": [{"key": "example.com/a", "effect": "NoSchedule"}]}})
 
     found, server = await finding(authority, tmp_path, register, settings=("condition_taints",))
     assert found.verdict is verdict
@@ -252,7 +283,7 @@ def test_document_lists_every_rule_with_its_settings_purpose_and_risk() -> None:
     [
         ("m", "m", "1 pods of this node, whose ids match", ""),
         ("other", "m", "the Node object is of another machine: its machine id is other", "kubelet.node_name"),
-        (None, "m", "there is no Node object with this name", "kubelet.node_name"),
+        (None, "m", "there is no Node object with this name", "if it was deleted"),
         ("m", "", "the machine id of this machine is unknown", "mount it read-only"),
         ("", "m", "the Node object has no ids", "wait until the kubelet"),
     ],

@@ -76,7 +76,12 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
         (sandbox_image("pause", beside=True), WARNING, "the kubelet's image GC may remove it, and then no new pod"),
         (sandbox_image("pause", listed=False, beside=True), WARNING, "no pod can start before a pull of it"),
         (sandbox_image("pause", pinned=True, beside=True), OK, "is pinned"),
-        (check_pod_list(None), SKIPPED, "kubelet.url is not set"),
+        (
+            check_pod_list(None),
+            SKIPPED,
+            "kubelet.url is not set: the image of a pod bound to this node is kept from its first",
+        ),
+        (check_pod_list(None, is_watched=True), SKIPPED, "is kept from its binding on, by kubernetes.watch_pods"),
         (check_pod_list(LISTED), OK, "kubelet https://x/pods: 7 pods; a missing pod does not count as deleted"),
         (check_pod_list(replace(LISTED, error="HTTP 403 Forbidden")), PROBLEM, "images of new pods are not kept"),
         (check_pod_list(PodListReading(KUBELET, error="HTTP 403")), PROBLEM, "HTTP 403: no image is removed"),

@@ -75,7 +75,7 @@ async def test_own_conditions_are_added_changed_and_removed_and_those_of_the_kub
     assert api.node["status"]["conditions"] == KUBELET
     writes = [each for each in api.requests if each.method != "GET"]
     assert {(each.path, each.query, each.content_type) for each in writes} == {
-        (f"{NODES}/node-1/status", "fieldManager=nodeagent-conditions&force=true", "application/apply-patch+yaml")
+        (f"{NODES}/node-1/status", "fieldManager=nodeagent", "application/strategic-merge-patch+json")
     }
     assert "token-of-the-agent" not in stream.getvalue()
 
@@ -115,6 +115,26 @@ async def test_node_object_of_another_machine_is_not_written(authority: Authorit
         async with running(publishing(authority, url, tmp_path), stream):
             await until(lambda: "another machine" in stream.getvalue())
     assert api.seen("PATCH") == []
+
+
+@pytest.mark.parametrize("end", ["change", "removal"])
+async def test_conditions_of_another_machine_that_has_taken_the_name_are_kept(
+    authority: Authority, tmp_path: Path, end: str
+) -> None:
+    api = server()
+    theirs = [*KUBELET, {"type": OWN, "status": "Unknown", "reason": "Theirs"}]
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(publishing(authority, url, tmp_path), io.StringIO()) as context:
+            await until(lambda: OWN in conditions(api))
+            del api.objects[NODES]["node-1"]
+            info = {"machineID": "other", "systemUUID": "u"}
+            api.put(NODES, "node-1", {"status": {"nodeInfo": info, "conditions": theirs}})
+            if end == "change":
+                context.loop_statuses.ended("images", "complete")
+            else:
+                context.settings = publishing(authority, url, tmp_path, publish_conditions=False)
+            await until(lambda: len(api.seen("PATCH")) == 2)
+    assert api.node["status"]["conditions"] == theirs
 
 
 async def test_nothing_is_requested_in_a_dry_run(authority: Authority, tmp_path: Path) -> None:

@@ -280,6 +280,14 @@ def test_node_object_that_does_not_fit_is_the_cause_in_every_statement_until_it_
     assert [each["error"] for each in node.logged()] == ["there is no Node object with this name"]
 
 
+def test_node_object_that_is_deleted_during_a_watch_ends_the_proofs_before_the_next_watch() -> None:
+    node = filled("a")
+    node.run(300, (10, lambda: setattr(node, "foreign_because", "there is no Node object with this name")))
+    statements = (node.problem, node.reported, node.outdated.rpartition(": ")[2])
+    assert set(statements) == {"there is no Node object with this name"}
+    assert (node.count("list"), node.count("watch"), node.watched.pods) == (1, 1, ())
+
+
 def test_node_registered_a_moment_after_the_start_is_watched_within_seconds() -> None:
     node = filled("a")
     node.foreign_because = "there is no Node object with this name"

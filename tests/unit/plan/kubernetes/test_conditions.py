@@ -18,7 +18,7 @@ from nodeagent.plan.kubernetes.conditions import (
     TYPES,
     ConditionMemory,
     LoopResult,
-    apply_body,
+    conditions_patch,
     is_due,
     own_conditions,
 )
@@ -128,9 +128,13 @@ def test_only_types_of_the_agent_are_written_each_once(before: list[LoopResult],
     assert set(types) <= set(TYPES.values())
     assert all(each.startswith(PREFIX) for each in types)
     assert all(len(each.message) <= MAX_MESSAGE for each in found)
-    body = apply_body("node-1", found)
+    body = conditions_patch("u-1", found)
     assert set(body["status"]) == {"conditions"}
-    assert body["metadata"] == {"name": "node-1"}
+    assert {each["type"]: each.get("message") for each in body["status"]["conditions"]} == {
+        **dict.fromkeys(TYPES.values()),
+        **{each.type: each.message for each in found},
+    }
+    assert body["metadata"] == {"uid": "u-1"}
 
 
 def test_every_end_of_a_pass_is_a_loop_result() -> None:
