@@ -154,6 +154,7 @@ install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, 
 	@[ "$$(id -u)" = 0 ] || { echo "install: requires root" >&2; exit 1; }
 	@command -v $(PYTHON) >/dev/null || { echo "install: $(PYTHON) not found, requires Python 3.11 or newer with venv (Debian: apt install python3-venv)" >&2; exit 1; }
 	@$(BOOTSTRAP) prepare "$$PREFIX"
+	@echo "nodeagent: installing the locked libraries in $$PREFIX from PyPI" >&2
 	@cd / && umask 022 && $(PYTHON) -I -m venv "$$PREFIX"
 	@cd / && umask 022 && set -- "$$PREFIX/bin/python" -I -m pip install --quiet --disable-pip-version-check --root-user-action=ignore && \
 		"$$@" --require-hashes -r "$(CURDIR)/requirements.lock" && "$$@" --no-deps "$(CURDIR)"

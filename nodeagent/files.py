@@ -10,12 +10,12 @@ import errno
 import os
 import stat
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import BufferedReader
+    from pathlib import Path
 
 _RANDOM_BYTES = 4
 
@@ -94,21 +94,6 @@ def create_file(path: Path, text: str, *, mode: int = 0o600) -> bool:
         except FileExistsError:
             return False
     return True
-
-
-def replace_link(path: Path, target: str) -> None:
-    """Create a symbolic link atomically, replacing an existing file or link.
-
-    Raises:
-        OSError: the link cannot be created; the existing file or link is unchanged.
-    """
-    import tempfile  # noqa: PLC0415 - imports ten modules, needed only for links
-
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as directory:
-        link = Path(directory) / "link"  # mkstemp cannot create links
-        link.symlink_to(target)
-        link.replace(path)
-    _sync_directory(path.parent)
 
 
 @contextmanager

@@ -36,6 +36,19 @@ download_wheels() {
     "${pip[@]}" download --dest "$1" "${target[@]}" --require-hashes -r requirements.lock
 }
 
+# install_files ROOT PREFIX SYSTEMD_VERSION: the files that make install places, at the paths of packages; without the
+# configuration, which remains in $scratch/files.
+install_files() {
+    local root=$1 prefix=$2 systemd=$3 files=$scratch/files
+    rm -rf "$files"
+    "$python" -I -m nodeagent install --root "$files" --systemd "$systemd" >/dev/null
+    sed -i "s|/opt/nodeagent/|$prefix/|g" "$files/etc/systemd/system/nodeagent.service" "$files/usr/local/bin/nodeagent"
+    mkdir -p "$root/usr/lib/systemd"
+    cp -r "$files"/etc/*.d "$files"/usr/lib/* "$root/usr/lib"
+    cp -r "$files/etc/systemd/system" "$root/usr/lib/systemd"
+    cp -r "$files"/usr/local/* "$root/usr"
+}
+
 # make_tree ROOT OWN_WHEELS MACHINE PYTHON_VERSION SYSTEMD_VERSION: the files of a package.
 make_tree() {
     local root=$1 own=$2 machine=$3 minor=$4 systemd=$5
@@ -43,17 +56,20 @@ make_tree() {
     mkdir -p "$share/wheels" "$doc" "$root/usr/lib/nodeagent"
     cp "$own"/*.whl "$share/wheels"
     download_wheels "$share/wheels" "$machine" "$minor"
-    "$python" -I -m nodeagent install --root "$root" --packaged --prefix /usr/lib/nodeagent/venv --systemd "$systemd" >/dev/null
-    "$python" -I -m nodeagent config default --dry-run >"$share/config.toml"
+    install_files "$root" /usr/lib/nodeagent/venv "$systemd"
+    cp "$scratch/files/etc/nodeagent/config.toml" "$share"
     "$python" -I systemd/sbom.py "$share/wheels" "$machine" --version "$version" --sbom "$share/sbom.cdx.json" --licences "$doc/licenses"
     find "$root/usr/share/man" -type f -exec gzip -9n {} +
     gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
 }
 
-# insert_environment SCRIPT: print the script of a package with the functions of environment.sh.
-insert_environment() {
+# insert_functions SCRIPT: print the script of a package with the functions of environment.sh and purge.sh.
+insert_functions() {
     sed -e '/^# @ENVIRONMENT@$/{
         r systemd/environment.sh
+        d
+    }' -e '/^# @PURGE@$/{
+        r systemd/purge.sh
         d
     }' "$1"
 }

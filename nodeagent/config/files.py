@@ -112,7 +112,7 @@ def _problem(descriptor: int, path: Path, status: os.stat_result, own_uid: int, 
     """Return the users with write access to a component, and the correction; empty if the component is trusted."""
     if status.st_uid not in (0, own_uid):
         # No chown of a parent directory: its owner may need write access to other files there.
-        correction = f"run: chown {own_uid} {path}" if is_last else "move the configuration to a directory of root"
+        correction = f"run: chown {own_uid} {path}" if is_last else "use a directory of root"
         return f"{path} is owned by uid {status.st_uid}; {correction}"
     is_directory = stat.S_ISDIR(status.st_mode)
     if stat.S_ISLNK(status.st_mode) or (is_directory and status.st_mode & stat.S_ISVTX and not is_last):

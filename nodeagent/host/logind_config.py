@@ -32,8 +32,6 @@ _MAX_FILE_BYTES = 1 << 20
 
 _OWN_SUFFIX = "nodeagent.conf"
 _OWN_NAME = f"zz-{_OWN_SUFFIX}"
-_OWN_MARK: Final = "# Written by nodeagent"
-_OWN_LINE: Final = re.compile(rf"\[{_SECTION}\]|{_KEY}\s*=.*")
 
 _UNITS_US: Final[dict[str, int]] = {
     **dict.fromkeys(("", "seconds", "second", "sec", "s"), 10**6),
@@ -121,18 +119,11 @@ def own_drop_in(delay_s: int, root: Path = _ROOT) -> DropIn:
     if os.fsencode(last) > os.fsencode(name):
         name = f"{last.removesuffix('.conf')}~{_OWN_SUFFIX}"
     text = (
-        f"{_OWN_MARK} on request, so that pods have time to stop during a node shutdown.\n"
+        "# Written by nodeagent on request, so that pods have time to stop during a node shutdown.\n"
         "# Remove this file and reload systemd-logind to undo it.\n"
         f"[{_SECTION}]\n{_KEY}={delay_s}\n"
     )
     return DropIn(root / _DIRECTORIES[0] / "logind.conf.d" / name, text)
-
-
-def is_own_drop_in(text: str) -> bool:
-    """Return whether a drop-in was made by :func:`own_drop_in` and is unchanged except for comments."""
-    first, *lines = text.splitlines() or [""]
-    settings = [stripped for line in lines if (stripped := line.strip()) and not stripped.startswith(("#", ";"))]
-    return first.startswith(_OWN_MARK) and all(_OWN_LINE.fullmatch(each) for each in settings)
 
 
 def write_drop_in(drop_in: DropIn) -> None:

@@ -38,7 +38,7 @@ def main() -> None:
     """Print the start time and the memory of the daemon and the duration of ``status``."""
     runs = int(sys.argv[1]) if sys.argv[1:] else RUNS
     with vm.Node.boot(vm.ensure_disk()) as node:
-        node.run("/opt/nodeagent/bin/nodeagent install --enable", timeout_s=300)
+        node.run("rm /usr/local/bin/nodeagent && /opt/nodeagent/bin/nodeagent install --enable", timeout_s=300)
         started_s = []
         for _ in range(runs):
             node.run("systemctl restart nodeagent", timeout_s=120)

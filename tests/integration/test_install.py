@@ -56,7 +56,7 @@ def installed(bare: SystemOverlay, tmp_path_factory: pytest.TempPathFactory) -> 
     with SystemOverlay(tmp_path_factory.mktemp("installed") / "o", bare) as made:
         output = made.must("make install")
         assert f"new         {UNIT}\n" in output
-        assert "new         /opt/nodeagent (virtual environment)\n" in output
+        assert f"new         {MANIFEST}\n" in output
         assert "nodeagent: installing the locked libraries in /opt/nodeagent from PyPI\n" in output
         yield made
 
@@ -96,27 +96,29 @@ def test_prefix_of_the_system_is_refused(clean: SystemOverlay, target: str) -> N
 
 def test_prefix_with_foreign_content_is_refused(clean: SystemOverlay) -> None:
     clean.must("mkdir -p /opt/tools/bin && echo data >/opt/tools/data && echo mine >/opt/tools/bin/nodeagent")
-    refused(clean, "make install PREFIX=/opt/tools", "/opt/tools is not empty")
+    refused(clean, "make install PREFIX=/opt/tools", "/opt/tools: neither empty nor an installation")
     refused(clean, "make uninstall PREFIX=/opt/tools PURGE=1", "/opt/tools is not an installation")
 
 
 def test_foreign_virtual_environment_is_refused(clean: SystemOverlay) -> None:
     clean.must("python3 -m venv --without-pip /opt/tools && echo data >/opt/tools/data")
-    refused(clean, "make install PREFIX=/opt/tools", "not an installation of nodeagent")
+    refused(clean, "make install PREFIX=/opt/tools", "/opt/tools: neither empty nor an installation of nodeagent")
     refused(clean, "make uninstall PREFIX=/opt/tools", "not an installation")
 
 
 def test_prefix_that_is_or_passes_a_link_into_the_system_is_refused(clean: SystemOverlay) -> None:
     clean.must("ln -s /usr /opt/link && mkdir /opt/real && ln -s /opt/real /opt/nodeagent")
-    refused(clean, "make install PREFIX=/opt/link/nodeagent", "resolves to /usr/nodeagent: part of the system")
-    refused(clean, "make install PREFIX=/opt/nodeagent", "symbolic link to /opt/real")
+    refused(clean, "make install PREFIX=/opt/link/nodeagent", "outside of system directories")
+    refused(
+        clean, "make install PREFIX=/opt/nodeagent", "/opt/nodeagent: neither empty nor an installation of nodeagent"
+    )
     refused(clean, "make uninstall PREFIX=/opt/nodeagent", "not an installation")
 
 
 def test_prefix_below_a_directory_of_another_user_is_refused(clean: SystemOverlay) -> None:
     clean.must("mkdir -p /opt/open /opt/theirs && chmod 777 /opt/open && chown 1000 /opt/theirs")
-    refused(clean, "make install PREFIX=/opt/open/agent", "/opt/open is writable by all users")
-    refused(clean, "make install PREFIX=/opt/theirs/agent", "/opt/theirs is writable by uid 1000")
+    refused(clean, "make install PREFIX=/opt/open/agent", "not trusted: /opt/open is writable by all users")
+    refused(clean, "make install PREFIX=/opt/theirs/agent", "not trusted: /opt/theirs is owned by uid 1000")
 
 
 @pytest.mark.parametrize(
@@ -134,8 +136,24 @@ def test_foreign_file_at_a_path_of_the_agent_is_refused_before_any_change(
     clean: SystemOverlay, place: str, plant: str
 ) -> None:
     clean.must(plant)
-    refused(clean, "make install", f"{place}: exists, not installed by this installation; move it away")
+    refused(
+        clean, "make install", f"{place}: exists, not installed by this installation; uninstall the other, or move it"
+    )
     assert clean.run("test -e /opt/nodeagent").returncode == 1
+
+
+def test_node_with_a_package_of_the_agent_is_refused_before_any_change(clean: SystemOverlay) -> None:
+    clean.must("mkdir -p /usr/lib/systemd/system && touch /usr/lib/systemd/system/nodeagent.service")
+    refused(clean, "make install", "the agent is installed as a package; upgrade or remove it with the package manager")
+
+
+def test_interrupted_upgrade_keeps_the_agent_and_is_repeated(node: SystemOverlay) -> None:
+    node.must("echo mine >/opt/nodeagent/notes")
+    assert node.run("make install", PIP_NO_INDEX="1", PIP_FIND_LINKS="/nowhere").returncode != 0
+    assert node.must("cd / && nodeagent --version").startswith("nodeagent ")
+    refused(node, "make uninstall", "is incomplete: run make install again")
+    node.must("make install && make uninstall PURGE=1")
+    assert node.must("ls -A /opt/nodeagent") == "notes\n"
 
 
 def test_installed_agent_runs_and_uninstall_removes_all_its_files(
@@ -150,7 +168,7 @@ def test_installed_agent_runs_and_uninstall_removes_all_its_files(
         output = again.must("make uninstall")
         assert "kept        /etc/nodeagent\n" in output
         assert again.must("ls -A /etc/nodeagent /var/lib/nodeagent").split()[1] == "config.toml"
-        assert "configuration and state are kept, remove them with: rm -r /etc/nodeagent /var/lib/nodeagent\n" in output
+        assert "configuration and state are kept, remove them with: rm -r /etc/nodeagent /var/lib/nodeagent" in output
         assert again.run("test -e /opt/nodeagent").returncode == 1
     output = node.must("make uninstall PURGE=1")
     assert "removed     /opt/nodeagent (virtual environment)\n" in output
@@ -191,7 +209,7 @@ def test_links_to_state_and_configuration_are_not_followed(node: SystemOverlay) 
 
 def test_installation_without_a_manifest_is_kept(node: SystemOverlay) -> None:
     node.must(f"rm {MANIFEST} && touch /opt/nodeagent/notes")
-    refused(node, "make install", "/opt/nodeagent is not empty and not an installation of nodeagent")
+    refused(node, "make install", "/opt/nodeagent: neither empty nor an installation of nodeagent")
     refused(node, "make uninstall PURGE=1", "not an installation")
 
 
@@ -199,7 +217,7 @@ def test_environment_made_by_pip_is_kept(node: SystemOverlay) -> None:
     node.must(f"rm {MANIFEST} && cd / && /opt/nodeagent/bin/nodeagent install")
     before = node.must("find /opt/nodeagent -type f -not -name '*.pyc' -not -name '*.json' | sort")
     output = node.must("cd / && /opt/nodeagent/bin/nodeagent uninstall")
-    assert "kept        /opt/nodeagent (" in output
+    assert "kept        /opt/nodeagent/bin (not installed by nodeagent)\n" in output
     assert node.must("find /opt/nodeagent -type f -not -name '*.pyc' -not -name '*.json' | sort") == before
     assert node.run(f"test -e {UNIT} || test -e {COMMAND}").returncode == 1
 
@@ -214,12 +232,10 @@ def test_interrupted_installation_is_repeated(clean: SystemOverlay) -> None:
 
 def test_edited_unit_is_kept_by_an_upgrade_and_saved_by_uninstall(node: SystemOverlay) -> None:
     node.must(f"sed -i 's/^RestartSec=.*/RestartSec=9s/' {UNIT}")
-    assert f"kept        {UNIT} (edited since it was installed)\n" in node.must("make install")
     node.must("sed -i 's/^WatchdogSec=.*/WatchdogSec=61s/' systemd/nodeagent.service")
-    output = node.must("make install")
-    assert f"kept        {UNIT} (edited since it was installed; the new version is beside it)\n" in output
+    assert f"kept        {UNIT} (edited since it was installed; remove it and" in node.must("make install")
     assert "RestartSec=9s\n" in node.must(f"cat {UNIT}")
-    assert "WatchdogSec=61s\n" in node.must(f"cat {UNIT}.nodeagent-dist")
+    assert "WatchdogSec=61s\n" not in node.must(f"cat {UNIT}")
     output = node.must("make uninstall")
     assert f"removed     {UNIT}, kept as nodeagent.service.nodeagent-old" in output
     assert node.must(f"ls {UNIT}*") == f"{UNIT}.nodeagent-old\n"
@@ -237,27 +253,25 @@ def test_foreign_paths_in_a_manifest_are_not_removed(node: SystemOverlay, tmp_pa
     refused(node, "make uninstall PURGE=1", "is not valid")
     forge(node)
     node.must(f"chmod 666 {MANIFEST}")
-    refused(node, "make uninstall PURGE=1", "writable by other users than root")
+    refused(node, "make uninstall PURGE=1", "writable by all users")
     node.must(f"chmod 644 {MANIFEST} && chown 1000 {MANIFEST}")
-    refused(node, "make uninstall", "writable by other users than root")
+    refused(node, "make uninstall", "owned by uid 1000")
     node.must(f"chown 0 {MANIFEST} && ln -s /etc /opt/nodeagent/etc && cp /etc/passwd /opt/passwd")
     known = {"/etc/passwd": [node.must("sha256sum /etc/passwd | sed 's/ .*//; s/^/sha256:/'").strip()]}
     outside = ["../../etc/passwd", "/etc/passwd", "lib/../../../etc/passwd", "", "etc/passwd", "lib"]
-    forge(node, environment=[*text["environment"], *outside], files={**text["files"], **known})
-    output = node.must("make uninstall PURGE=1")
-    assert "kept        /etc/passwd (listed in the manifest, but not a path of the installation)\n" in output
+    forge(node, files={**text["files"], **known})
+    refused(node, "make uninstall PURGE=1", "is not valid")
+    forge(node, environment=[*text["environment"], *outside])
+    node.must("make uninstall PURGE=1")
     node.must("cmp /etc/passwd /opt/passwd")
     assert node.must("ls -A /opt/nodeagent") == "etc\n"
 
 
 def test_unit_of_another_prefix_is_not_replaced_or_removed(node: SystemOverlay) -> None:
-    hint = "nodeagent uninstall --prefix /opt/nodeagent"
-    refused(node, "make install PREFIX=/opt/second", "an installation in /opt/nodeagent exists", hint)
     refused(
-        node,
-        "cd / && nodeagent uninstall --prefix /opt/second",
-        "no installation in /opt/second; to uninstall the one in /opt/nodeagent",
+        node, "make install PREFIX=/opt/second", f"{UNIT}, ", "not installed by this installation; uninstall the other"
     )
+    refused(node, "cd / && nodeagent uninstall --prefix /opt/second", "/opt/second is not an installation")
 
 
 @pytest.mark.parametrize("path", ["/usr/bin:/bin", ".::/usr/local/sbin:/usr/sbin:/usr/bin:/bin"])

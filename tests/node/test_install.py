@@ -1,11 +1,11 @@
-"""Tests of manual and package installation in a virtual machine: dry run by default, and complete removal."""
+"""Tests of installations in a virtual machine: dry run by default, upgrade from 0.2.0, and complete removal."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.node
 
 CONFIG = "/etc/nodeagent/config.toml"
+FORMER = "2e3f6d06868887bac2659be4fd0a3fbe472f9676"
+"""Commit of version 0.2.0."""
 DROP_IN = """\
 reload_grace = "5s"
 [image_gc]
@@ -127,6 +129,25 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with version 0.2.0 and, in ``wheels``, the locked wheels of both versions."""
+    place = tmp_path_factory.mktemp("former")
+    archived = subprocess.run(["git", "archive", FORMER], cwd=vm.CHECKOUT, capture_output=True, check=False, timeout=60)
+    if archived.returncode:
+        pytest.skip(f"history without version 0.2.0: {archived.stderr.decode(errors='replace').strip()}")
+    subprocess.run(["tar", "-x", "-C", place], input=archived.stdout, check=True, timeout=60)
+    python = vm.release().python
+    platforms = [f"--platform=manylinux{version}_x86_64" for version in ("_2_34", "_2_28", "_2_17", "2014")]
+    only = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
+    download = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--dest", str(place / "wheels"), *only]
+    for each in (place, vm.CHECKOUT):
+        locked = ["--require-hashes", "-r", str(each / "requirements.lock")]
+        subprocess.run([*download, *locked], check=True, timeout=600)
+    subprocess.run([*download, "setuptools>=77"], check=True, timeout=600)
+    return place
+
+
+@pytest.fixture(scope="module")
 def bare(node: Node) -> Iterator[Node]:
     """Return the node with only the agent's virtual environment, as before ``nodeagent install``."""
     node.run("rm -f /usr/local/bin/nodeagent")
@@ -223,3 +244,71 @@ def test_installed_package_runs_is_upgraded_and_purged(bare: Node, package: Path
     bare.run("dpkg -P nodeagent", timeout_s=300)
     assert {each for each in listing(bare) - before if "nodeagent" in each} == set()
     assert bare.run("getent group nodeagent", check=False).code != 0
+
+
+def make(node: Node, directory: str, *words: str) -> str:
+    """Run the Makefile of a checkout in the node, which has no network; return its output."""
+    environment = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/root/former/wheels"}
+    return node.run(["make", "-C", directory, *words], env=environment, timeout_s=1800).stdout
+
+
+def kept_state(node: Node) -> dict[str, Any]:
+    """Return state, configuration, holds, pause and history, without readings that change with the time."""
+
+    def document(command: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(node.run(f"nodeagent {command} -o json", timeout_s=120).stdout)
+        return found
+
+    return {
+        "configuration": node.run(f"cat {CONFIG} /etc/nodeagent/config.d/*").stdout,
+        "history": [
+            {**each, "freed_bytes": None} for each in document("history")["passes"]
+        ],  # may be reported as unknown
+        "holds": [{**each, "seconds_left": 0} for each in document("hold list")["holds"]],
+        "first detections": {each["id"]: each["first_detected"] for each in document("images")["images"]},
+        "pause": node.run("cat /var/lib/nodeagent/pause.json").stdout,
+    }
+
+
+@pytest.mark.long
+def test_version_0_2_0_is_upgraded_with_its_state_uninstalled_and_purged(bare: Node, former: Path) -> None:
+    bare.run("mv /opt/nodeagent /opt/harness/environment && rm -rf /etc/nodeagent /var/lib/nodeagent /run/nodeagent")
+    bare.run("groupdel nodeagent", check=False)
+    packed = subprocess.run(["tar", "-c", "."], cwd=former, capture_output=True, check=True, timeout=60).stdout
+    bare.run("mkdir /root/former && tar -x -C /root/former", stdin=packed, timeout_s=300)
+    before = listing(bare)
+
+    make(bare, "/root/former", "install", "ENABLE=1")
+    assert "nodeagent 0.2.0" in bare.run("nodeagent version").stdout
+    assert_dry_run_then_removal(bare, "node.test/former:v1")
+    bare.run("echo >/etc/nodeagent/config.d/test.toml && systemctl reload nodeagent", timeout_s=60)  # keeps new images
+    bare.import_images(images.image("node.test/held:v1", layers=[images.blob("held", 1 << 20)]))
+    bare.run("nodeagent hold add node.test/held:v1 --for 5h --why upgrade", timeout_s=60)
+    bare.run("nodeagent trigger images --wait && nodeagent pause --for 5h --why upgrade", timeout_s=300)
+    state = kept_state(bare)
+    assert state["history"], state
+    assert any(state["first detections"].values()), state
+    pid = bare.run("systemctl show nodeagent -p MainPID --value").stdout
+
+    make(bare, "/usr/src/nodeagent", "install")
+    assert_started(bare)
+    assert bare.run("systemctl show nodeagent -p MainPID --value").stdout != pid
+    reclaim.poll("the new daemon answers", lambda: bare.run("nodeagent status", check=False).code == 0, interval_s=1)
+    assert kept_state(bare) == state
+
+    kept = make(bare, "/usr/src/nodeagent", "uninstall")
+    assert "kept        /etc/nodeagent\nkept        /var/lib/nodeagent\n" in kept
+    assert bare.run(f"grep -c 'dry_run = false' {CONFIG}").stdout.strip() == "1"
+    left = {each for each in listing(bare) - before if not each.startswith(("/etc/nodeagent", "/var/lib/nodeagent"))}
+    assert left <= {"/etc/sysusers.d"}  # a directory of the system
+
+    make(bare, "/usr/src/nodeagent", "install", "ENABLE=1")
+    assert_started(bare)
+    bare.run("touch /etc/nodeagent/mine.key /opt/nodeagent/notes")
+    purged = make(bare, "/usr/src/nodeagent", "uninstall", "PURGE=1")
+    assert "kept        /etc/nodeagent/mine.key (not a file of nodeagent)\n" in purged
+    assert "kept        /opt/nodeagent/notes (not installed by nodeagent)\n" in purged
+    bare.run("rm -r /etc/nodeagent /opt/nodeagent")
+    assert listing(bare) - {"/etc/sysusers.d"} == before - {"/etc/sysusers.d"}
+    assert bare.run("getent group nodeagent", check=False).code != 0
+    assert bare.run("systemctl cat nodeagent", check=False).code != 0

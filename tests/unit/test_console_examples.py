@@ -20,7 +20,6 @@ import pytest
 from nodeagent.api.codec import encode_line
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.config.loading import load
-from nodeagent.host.installation import UNIT
 from nodeagent.plan.kubelet_checks import check_kubelet
 from nodeagent.plan.kubernetes.workloads import Workload
 from nodeagent.telemetry.event_catalogue import EVENTS
@@ -155,7 +154,7 @@ def check_systemctl(arguments: list[str], _: Path) -> None:
     verbs = {"daemon-reload", "restart", "enable", "edit", "reload", "disable", "status"}
     names = [each for each in arguments if not each.startswith("-")]
     assert names[0] in verbs
-    assert names[1:] in ([], [UNIT.stem], ["containerd"])
+    assert names[1:] in ([], ["nodeagent"], ["containerd"])
 
 
 def check_install(arguments: list[str], _: Path) -> None:
@@ -163,7 +162,7 @@ def check_install(arguments: list[str], _: Path) -> None:
         if each.startswith("/usr/local/share/nodeagent/"):
             assert (ROOT / "systemd" / Path(each).name).is_file(), each
         elif "systemd" in each:
-            assert each.startswith(f"{UNIT}.d"), each
+            assert each.startswith("/etc/systemd/system/nodeagent.service.d"), each
         else:
             assert each.startswith(("/etc/nodeagent/", "/var/lib/node_exporter/")), each
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.files import create_file, open_regular, read_file, replace_file, replace_link
+from nodeagent.files import create_file, open_regular, read_file, replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,14 +72,6 @@ def test_one_of_many_concurrent_writers_creates_the_file(tmp_path: Path) -> None
     assert created.count(True) == 1
     assert path.read_text() == f"{created.index(True):02}"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_link_replaces_a_file_or_a_link(tmp_path: Path) -> None:
-    path = tmp_path / "link"
-    path.write_text("a file")
-    for target in ("first", "/second"):
-        replace_link(path, target)
-        assert (os.readlink(path), list(tmp_path.iterdir())) == (target, [path])  # noqa: PTH115 - compared as a string
 
 
 def test_pipe_in_place_of_a_file_is_an_error_and_blocks_nothing(tmp_path: Path) -> None:

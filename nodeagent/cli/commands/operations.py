@@ -134,7 +134,6 @@ def install(
     prefix: PrefixOption = Path("/opt/nodeagent"),
     enable: Annotated[bool, typer.Option("--enable", help="Enable and start the unit")] = False,
     root: RootOption = None,
-    packaged: Annotated[bool, typer.Option("--packaged", hidden=True)] = False,
     systemd: Annotated[int | None, typer.Option("--systemd", hidden=True)] = None,
 ) -> None:
     """Install or upgrade the agent on this node.
@@ -148,7 +147,7 @@ def install(
     root_command = context.find_root().command
     if not isinstance(root_command, TyperGroup):
         raise TypeError("the command tree has no group at its root")
-    install_agent(prefix, pages(root_command), enable=enable, root=root, packaged=packaged, systemd=systemd)
+    install_agent(prefix, pages(root_command), enable=enable, root=root, systemd=systemd)
 
 
 def uninstall(

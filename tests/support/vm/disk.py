@@ -44,7 +44,7 @@ _RELEASES = (
     Release(13, "trixie", "3.13", 257, ("virtio_blk",)),
 )
 
-_INSTALLED = ("nodeagent", "systemd", "pyproject.toml", "README.md", "LICENSE")
+_INSTALLED = ("nodeagent", "systemd", "pyproject.toml", "README.md", "LICENSE", "Makefile", "requirements.lock")
 
 _BUILD_S = 1200.0
 
@@ -54,7 +54,7 @@ _KEPT = 3  # maximum number of cached disks and of cached bases; each state of a
 # fmt: off
 _PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "udev", "linux-image-cloud-amd64", "containerd", "runc", "busybox-static",
-    "python3", "python3-venv", "iproute2", "procps", "kmod", "e2fsprogs",
+    "python3", "python3-venv", "iproute2", "procps", "kmod", "e2fsprogs", "make",
 )
 _MASKED = (
     "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "fstrim.timer", "getty@tty1.service",

@@ -66,9 +66,7 @@ def test_sticky_directory_above_is_trusted(config: Path) -> None:
 @pytest.mark.parametrize("part", ["config.toml", "config.d", "config.d/10.toml", "."])
 def test_configuration_of_another_user_is_refused_with_the_path(config: Path, part: str) -> None:
     os.chown(config.parent / part, OTHER, 0)
-    correction = (
-        "move the configuration to a directory of root" if part == "." else f"run: chown 0 {config.parent / part}"
-    )
+    correction = "use a directory of root" if part == "." else f"run: chown 0 {config.parent / part}"
     assert f"is owned by uid {OTHER}; {correction}" in refusal(config)
 
 

@@ -1,4 +1,4 @@
-"""Purge of configuration, state and runtime directories, by the agent and by the Debian package."""
+"""Purge of configuration, state and runtime directories, by the script of the agent and of the packages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.logind_config import is_own_drop_in, own_drop_in
-from nodeagent.host.purge import purge
+from nodeagent.host.logind_config import own_drop_in
 
 CHECKOUT = Path(__file__).parents[3]
 OWN = (
@@ -54,80 +53,64 @@ def create_files(root: Path) -> None:
             os.chdir(here)
 
 
-def by_agent(root: Path) -> str:
-    return "\n".join(str(path) for path, _ in purge(root))
-
-
-def by_package(root: Path) -> str:
+def purge(root: Path) -> str:
+    script = '. "$0"; purge "$1"'
     done = subprocess.run(
-        ["sh", CHECKOUT / "systemd/debian/postrm", "purge"],
+        ["sh", "-euc", script, CHECKOUT / "systemd/purge.sh", root],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
-        env={"DPKG_ROOT": str(root), "PATH": "/usr/bin:/bin"},
     )
-    return done.stdout + done.stderr
-
-
-BY_AGENT_AND_PACKAGE = pytest.mark.parametrize("remove", [by_agent, by_package])
+    assert done.stderr == ""
+    return done.stdout
 
 
 def files(root: Path) -> set[str]:
     return {str(each.relative_to(root)) for each in root.rglob("*") if each.is_symlink() or not each.is_dir()}
 
 
-@BY_AGENT_AND_PACKAGE
-def test_purge_removes_the_agents_files_and_reports_all_others(tmp_path: Path, remove: object) -> None:
-    assert callable(remove)
+def test_purge_removes_the_agents_files_and_reports_all_others(tmp_path: Path) -> None:
     create_files(tmp_path)
-    report = remove(tmp_path)
+    report = purge(tmp_path)
     assert files(tmp_path) == set(FOREIGN)
     for name in FOREIGN:
         top = "/".join(name.split("/")[: 4 if name.startswith("var") or "config.d" in name else 3])
         assert f"/{top}" in report, report
 
 
-@BY_AGENT_AND_PACKAGE
-def test_purge_removes_emptied_directories(tmp_path: Path, remove: object) -> None:
-    assert callable(remove)
+def test_purge_removes_emptied_directories(tmp_path: Path) -> None:
     create_files(tmp_path)
     for name in FOREIGN:
         (tmp_path / name).unlink()
     for name in ("etc/nodeagent/config.d/deep", "etc/nodeagent/tls", "var/lib/nodeagent/my"):
         (tmp_path / name).rmdir()
-    remove(tmp_path)
+    purge(tmp_path)
     assert not [name for name in ("etc/nodeagent", "var/lib/nodeagent", "run/nodeagent") if (tmp_path / name).exists()]
 
 
-@BY_AGENT_AND_PACKAGE
 @pytest.mark.parametrize("name", ["etc/nodeagent", "var/lib/nodeagent", "etc/nodeagent/config.d", "run/nodeagent"])
-def test_purge_follows_no_link(tmp_path: Path, remove: object, name: str) -> None:
-    assert callable(remove)
+def test_purge_follows_no_link(tmp_path: Path, name: str) -> None:
     create_files(tmp_path)
     (tmp_path / name).rename(tmp_path / "elsewhere")
     (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     before = files(tmp_path / "elsewhere")
-    report = remove(tmp_path)
+    report = purge(tmp_path)
     assert files(tmp_path / "elsewhere") == before
     assert (tmp_path / name).is_symlink()
     assert f"/{name}" in report
 
 
-@BY_AGENT_AND_PACKAGE
-def test_purge_keeps_the_target_of_a_link(tmp_path: Path, remove: object) -> None:
-    assert callable(remove)
+def test_purge_keeps_the_target_of_a_link(tmp_path: Path) -> None:
     (tmp_path / "etc/nodeagent").mkdir(parents=True)
     (tmp_path / "srv").write_text("mine")
     (tmp_path / "etc/nodeagent/config.toml").symlink_to(tmp_path / "srv")
-    remove(tmp_path)
+    purge(tmp_path)
     assert files(tmp_path) == {"srv"}
 
 
-@BY_AGENT_AND_PACKAGE
-def test_purge_without_files_changes_nothing(tmp_path: Path, remove: object) -> None:
-    assert callable(remove)
-    remove(tmp_path)
+def test_purge_without_files_changes_nothing(tmp_path: Path) -> None:
+    purge(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -140,14 +123,24 @@ def test_every_file_of_the_stores_is_recognised_as_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "kept"),
     [
-        (own_drop_in(45).text, True),
-        (own_drop_in(45).text.replace("45", "60") + "# a note\n\n", True),
-        (own_drop_in(45).text + "HandlePowerKey=ignore\n", False),
-        ("[Login]\nInhibitDelayMaxSec=60\n", False),
-        ("", False),
+        (own_drop_in(45).text, False),
+        (own_drop_in(45).text.replace("45", "60") + "# a note\n\n", False),
+        (own_drop_in(45).text + "HandlePowerKey=ignore\n", True),
+        ("[Login]\nInhibitDelayMaxSec=60\n", True),
+        ("", True),
     ],
 )
-def test_drop_in_is_own_unless_a_setting_was_added(text: str, expected: bool) -> None:
-    assert is_own_drop_in(text) is expected
+def test_drop_in_is_removed_unless_a_setting_was_added(tmp_path: Path, text: str, kept: bool) -> None:
+    drop_in = own_drop_in(45, tmp_path).path
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text(text)
+    purge(tmp_path)
+    assert drop_in.exists() is kept
+
+
+def test_purge_of_the_debian_package_is_the_same_function() -> None:
+    script = (CHECKOUT / "systemd/debian/postrm").read_text()
+    assert "\n# @PURGE@\n" in script
+    assert '    purge "$root"\n' in script
