@@ -46,6 +46,7 @@ check: ## format, lint, types, import directions, generated files, vocabulary, s
 	$(BIN)/lint-imports
 	$(BIN)/python -I protos/generate.py --check
 	$(BIN)/python -m nodeagent.config.embed --check nodeagent/docs/configuration.md
+	$(BIN)/python systemd/manual.py --check
 	$(BIN)/python -m tests.language
 	$(BIN)/python -m tests.sizes
 
@@ -144,9 +145,10 @@ protos: ## generate nodeagent/_proto from protos/
 	@.ci/setup protos
 	$(BIN)/python -I protos/generate.py
 
-docs: ## write the configuration reference into its document
-	@.ci/setup run
+docs: ## write the configuration reference into its document, and the manual pages
+	@.ci/setup dev
 	$(BIN)/python -m nodeagent.config.embed nodeagent/docs/configuration.md
+	$(BIN)/python systemd/manual.py
 
 install uninstall: export PREFIX := $(PREFIX)
 

@@ -117,13 +117,22 @@ def parts(
     ]
 
 
+def manual_pages() -> dict[str, str]:
+    """Return the manual pages by file name, in alphabetical order."""
+    return {name: _source(f"man/{name}") for name in sorted(path.name for path in (_sources() / "man").glob("*.?"))}
+
+
 def _source(name: str) -> str:
-    checkout = Path(__file__).resolve().parents[2]
-    directory = checkout / "systemd" if (checkout / "pyproject.toml").is_file() else Path(sys.prefix, "share/nodeagent")
+    path = _sources() / name
     try:
-        return (directory / name).read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InstallError(f"cannot read {directory / name}, which ships with the agent: {error.strerror}") from error
+        raise InstallError(f"cannot read {path}, which ships with the agent: {error.strerror}") from error
+
+
+def _sources() -> Path:
+    checkout = Path(__file__).resolve().parents[2]
+    return checkout / "systemd" if (checkout / "pyproject.toml").is_file() else Path(sys.prefix, "share/nodeagent")
 
 
 # ---- checks before the first change

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from nodeagent.cli.exit_codes import EPILOG
 from nodeagent.cli.options import (
@@ -130,7 +129,6 @@ def run(
 
 
 def install(
-    context: typer.Context,
     prefix: PrefixOption = Path("/opt/nodeagent"),
     enable: Annotated[bool, typer.Option("--enable", help="Enable and start the unit")] = False,
     root: RootOption = None,
@@ -143,12 +141,9 @@ def install(
     installed; an existing configuration is kept.
     """
     from nodeagent.cli.install import install as install_agent  # noqa: PLC0415
-    from nodeagent.cli.manual import pages  # noqa: PLC0415
+    from nodeagent.host.installation import manual_pages  # noqa: PLC0415
 
-    root_command = context.find_root().command
-    if not isinstance(root_command, TyperGroup):
-        raise TypeError("the command tree has no group at its root")
-    install_agent(prefix, pages(root_command), enable=enable, root=root, packaged=packaged, systemd=systemd)
+    install_agent(prefix, manual_pages(), enable=enable, root=root, packaged=packaged, systemd=systemd)
 
 
 def uninstall(
