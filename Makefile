@@ -189,8 +189,8 @@ test-rebuild: ## as root: build the packages and the RPM in two fresh roots with
 	@.ci/setup run
 	ARCHITECTURE=$(ARCHITECTURE) systemd/rebuild $(BIN)/python dist deb rpm
 
-image: ## build the container image in dist/ with mmdebstrap; ARCHITECTURE=arm64 requires qemu-user-static, IMAGE=REFERENCE is its name, MIRROR=URL a Debian mirror
-	@.ci/setup run
+image: ## as root: build the container image in dist/ with mmdebstrap and buildah; ARCHITECTURE=arm64 requires qemu-user-static, IMAGE=REFERENCE is its name, MIRROR=URL a Debian mirror
+	@.ci/setup run image
 	ARCHITECTURE=$(ARCHITECTURE) IMAGE=$(IMAGE) MIRROR=$(MIRROR) systemd/image/build $(BIN)/python dist
 
 test-image: ## as root: two builds of the container image are identical, and it works as a static pod on a real containerd; with ARCHITECTURE=arm64, its commands run under qemu-user instead

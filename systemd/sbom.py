@@ -1,7 +1,7 @@
 # ruff: noqa: INP001 - a script, run by its path
-"""SBOM (CycloneDX 1.5) and licence files of the wheels of a package: ``sbom.py WHEELS MACHINE OPTIONS``.
+"""SBOM (CycloneDX 1.5) and licence files of a package or of the image: ``sbom.py WHEELS MACHINE OPTIONS``.
 
-The SBOM depends only on the wheels: it contains no time and no random serial number.
+The SBOM depends only on the wheels and Debian packages: it contains no time and no random serial number.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import subprocess
 import sys
 import uuid
 import zipfile
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,9 +66,26 @@ def component(path: Path) -> dict[str, Any]:
     }
 
 
-def document(wheels: list[Path], machine: str, version: str) -> dict[str, Any]:
-    """Return the SBOM of the wheels; the wheel of the agent is the main component."""
-    components = [component(each) for each in wheels]
+def debian_component(path: Path) -> dict[str, Any]:
+    """Return the CycloneDX component of a Debian package."""
+    command = ["dpkg-deb", "--field", str(path), "Package", "Version", "Architecture"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - found in PATH
+    fields = HeaderParser().parsestr(text)
+    name, version = fields["Package"], fields["Version"]
+    purl = f"pkg:deb/debian/{name}@{quote(version, safe='~')}?arch={fields['Architecture']}&distro=debian-13"
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
+    }
+
+
+def document(wheels: list[Path], packages: list[Path], machine: str, version: str) -> dict[str, Any]:
+    """Return the SBOM; the wheel of the agent is the main component."""
+    components = [*map(component, wheels), *map(debian_component, packages)]
     own = next(each for each in components if each["name"] == "nodeagent")
     libraries = [each for each in components if each is not own]
     digest = hashlib.sha256(json.dumps(components, sort_keys=True).encode()).hexdigest()
@@ -108,9 +127,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--version", required=True)
     parser.add_argument("--sbom", type=Path, required=True)
     parser.add_argument("--licences", type=Path, required=True)
+    parser.add_argument("--debs", type=Path, help="directory with the Debian packages of the image")
     options = parser.parse_args(arguments)
     wheels = sorted(options.wheels.glob("*.whl"))
-    text = json.dumps(document(wheels, options.machine, options.version), indent=1)
+    packages = sorted(options.debs.glob("*.deb")) if options.debs else []
+    text = json.dumps(document(wheels, packages, options.machine, options.version), indent=1)
     options.sbom.write_text(f"{text}\n", encoding="utf-8")
     for wheel in wheels:
         for name, content in licence_files(wheel):
