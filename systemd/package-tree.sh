@@ -45,7 +45,7 @@ make_tree() {
     download_wheels "$share/wheels" "$machine" "$minor"
     "$python" -I -m nodeagent install --root "$root" --packaged --prefix /usr/lib/nodeagent/venv --systemd "$systemd" >/dev/null
     "$python" -I -m nodeagent config default --dry-run >"$share/config.toml"
-    "$python" -I systemd/sbom.py "$share/wheels" "$machine" --version "$version" --sbom "$share/sbom.cdx.json" --licences "$doc/licenses"
+    "$python" -I systemd/sbom.py "$share/wheels" "$machine" --sbom "$share/sbom.cdx.json" --licences "$doc/licenses"
     find "$root/usr/share/man" -type f -exec gzip -9n {} +
     gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
 }

@@ -27,7 +27,7 @@ def add_wheel(directory: Path, name: str, metadata: str, **files: str) -> None:
 def written(directory: Path, *options: str | Path) -> tuple[dict[str, Any], str]:
     """Write SBOM and licence files; return the SBOM document and its text."""
     sbom = directory / "sbom.json"
-    command: list[str | Path] = [sys.executable, "-I", SCRIPT, directory, "x86_64", "--version", "1.0"]
+    command: list[str | Path] = [sys.executable, "-I", SCRIPT, directory, "x86_64"]
     subprocess.run([*command, "--sbom", sbom, "--licences", directory / "licences", *options], check=True)
     text = sbom.read_text()
     return json.loads(text), text
@@ -71,7 +71,7 @@ def test_debian_package_of_the_image_is_a_component_with_escaped_version(wheels:
     debs.mkdir()
     subprocess.run(["dpkg-deb", "--root-owner-group", "--build", tmp_path / "tree", debs], check=True)
     document, _ = written(wheels, "--debs", debs)
-    purl = "pkg:deb/debian/some@1%3A2.0%2Bdfsg-1~deb13u1?arch=all&distro=debian-13"
+    purl = "pkg:deb/debian/some@1:2.0%2Bdfsg-1~deb13u1?arch=all&distro=debian-13"
     (found,) = [each for each in document["components"] if each["purl"] == purl]
     assert (found["name"], found["version"]) == ("some", "1:2.0+dfsg-1~deb13u1")
     assert len(found["hashes"][0]["content"]) == 64
