@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import typer
 
 import nodeagent
-from nodeagent.cli.completion_grammar import program
+from nodeagent.cli.main import app
 from nodeagent.config.fields import settings_of
 from nodeagent.config.models import Config
 from nodeagent.daemon.http.metrics import TEXTFILE_TIME
@@ -40,18 +41,18 @@ def anchors(document: Path) -> set[str]:
 
 def unknown_part(words: list[str]) -> str:
     """Return the first word of a command line that is not a command or option; empty if all words are valid."""
-    level: dict[str, Any] = program()
-    options = set(level["options"])
+    level: Any = typer.main.get_command(app)
+    options = {"--help", "--version"}
     for word in words:
         option = _OPTION.match(word)
         if option and option[0] not in options:
             return word
-        if not option and "commands" in level:
+        if not option and hasattr(level, "commands"):
             names = re.split(r"\\?\|", word)
-            if not set(names) <= set(level["commands"]):
+            if not set(names) <= set(level.commands):
                 return "" if word.isupper() else word
-            level = level["commands"][names[0]]
-            options |= set(level.get("options", ()))
+            level = level.commands[names[0]]
+            options |= {name for each in level.params for name in each.opts}
     return ""
 
 

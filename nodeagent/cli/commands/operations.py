@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from nodeagent.cli.completion_values import setting_keys, topic_names
 from nodeagent.cli.exit_codes import EPILOG
 from nodeagent.cli.options import (
     CommandGroup,
@@ -52,7 +53,9 @@ def resume(config: ConfigOption = None) -> None:
 
 def help_(
     context: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Topic or command")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="TOPIC", help="Topic or command", autocompletion=topic_names)
+    ] = None,
 ) -> None:
     """Print a document or the help of a command.
 
@@ -84,7 +87,14 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bas
 
 
 def trigger(
-    loop: Annotated[str, typer.Argument(metavar="LOOP", help="containers, images or eviction")],
+    loop: Annotated[
+        str,
+        typer.Argument(
+            metavar="LOOP",
+            help="containers, images or eviction",
+            autocompletion=lambda: ["containers", "images", "eviction"],
+        ),
+    ],
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run and print its result")] = False,
     config: ConfigOption = None,
 ) -> None:
@@ -180,7 +190,9 @@ class ConfigOutput(StrEnum):
     YAML = "yaml"
 
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="Only this setting, such as image_gc.interval")]
+KeyArgument = Annotated[
+    str, typer.Argument(metavar="KEY", help="Only this setting, such as image_gc.interval", autocompletion=setting_keys)
+]
 
 
 @config_app.command("show")
