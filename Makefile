@@ -46,6 +46,7 @@ check: ## format, lint, types, import directions, generated files, vocabulary; r
 	$(BIN)/lint-imports
 	$(BIN)/python -I protos/generate.py --check
 	$(BIN)/python -m nodeagent.config.embed --check nodeagent/docs/configuration.md
+	$(BIN)/python systemd/manual.py --check
 	$(BIN)/python -m tests.language
 	$(BIN)/python -m tests.sizes
 
@@ -144,9 +145,10 @@ protos: ## generate nodeagent/_proto from protos/
 	@.ci/setup protos
 	$(BIN)/python -I protos/generate.py
 
-docs: ## write the configuration reference into its document
-	@.ci/setup run
+docs: ## write the configuration reference into its document, and the manual pages
+	@.ci/setup dev
 	$(BIN)/python -m nodeagent.config.embed nodeagent/docs/configuration.md
+	$(BIN)/python systemd/manual.py
 
 install uninstall: export PREFIX := $(PREFIX)
 
@@ -188,8 +190,8 @@ test-rebuild: ## as root: build the packages and the RPM in two fresh roots with
 	@.ci/setup run
 	ARCHITECTURE=$(ARCHITECTURE) systemd/rebuild $(BIN)/python dist deb rpm
 
-image: ## build the container image in dist/ with mmdebstrap; ARCHITECTURE=arm64 requires qemu-user-static, IMAGE=REFERENCE is its name, MIRROR=URL a Debian mirror
-	@.ci/setup run
+image: ## as root: build the container image in dist/ with mmdebstrap and buildah; ARCHITECTURE=arm64 requires qemu-user-static, IMAGE=REFERENCE is its name, MIRROR=URL a Debian mirror
+	@.ci/setup run image
 	ARCHITECTURE=$(ARCHITECTURE) IMAGE=$(IMAGE) MIRROR=$(MIRROR) systemd/image/build $(BIN)/python dist
 
 test-image: ## as root: two builds of the container image are identical, and it works as a static pod on a real containerd; with ARCHITECTURE=arm64, its commands run under qemu-user instead

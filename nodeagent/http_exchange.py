@@ -1,7 +1,7 @@
 """The client's side of one HTTP/1.1 connection, without I/O, by h11.
 
-The control client reads a blocking socket, the client of the API server an asyncio stream; both pass the received bytes
-to :class:`HttpExchange`.
+The clients of the daemon and of the kubelet read a blocking socket, by :class:`SocketResponse`; the client of the API
+server reads an asyncio stream.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import h11
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import socket
+    from collections.abc import Iterable, Iterator
 
 PART_BYTES: Final = 1 << 16
 _BEGIN: Final = b"HTTP/1."
@@ -81,3 +82,27 @@ class HttpExchange:
         if isinstance(event, h11.EndOfMessage) and self._wire.states == {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
             self._wire.start_next_cycle()
         return event if isinstance(event, h11.Response | h11.Data | h11.EndOfMessage) else None
+
+
+class SocketResponse:
+    """Response to a sent request, read from a blocking socket; the constructor reads status and headers.
+
+    Errors are those of :class:`HttpExchange` and of the socket.
+    """
+
+    def __init__(self, connection: socket.socket, exchange: HttpExchange) -> None:
+        self._connection = connection
+        self._exchange = exchange
+        event = self._next()
+        self.status = event.status_code if isinstance(event, h11.Response) else 0
+        self.reason = bytes(event.reason).decode("latin-1") if isinstance(event, h11.Response) else ""
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the body as it arrives."""
+        while isinstance(event := self._next(), h11.Data):
+            yield bytes(event.data)
+
+    def _next(self) -> h11.Response | h11.Data | h11.EndOfMessage:
+        while (event := self._exchange.next_event()) is None:
+            self._exchange.receive(self._connection.recv(PART_BYTES))
+        return event

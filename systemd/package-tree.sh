@@ -58,7 +58,7 @@ make_tree() {
     download_wheels "$share/wheels" "$machine" "$minor"
     install_files "$root" /usr/lib/nodeagent/venv "$systemd"
     cp "$scratch/files/etc/nodeagent/config.toml" "$share"
-    "$python" -I systemd/sbom.py "$share/wheels" "$machine" --version "$version" --sbom "$share/sbom.cdx.json" --licences "$doc/licenses"
+    "$python" -I systemd/sbom.py "$share/wheels" "$machine" --sbom "$share/sbom.cdx.json" --licences "$doc/licenses"
     find "$root/usr/share/man" -type f -exec gzip -9n {} +
     gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
 }

@@ -1,7 +1,7 @@
 # ruff: noqa: INP001 - a script, run by its path
-"""SBOM (CycloneDX 1.5) and licence files of the wheels of a package: ``sbom.py WHEELS MACHINE OPTIONS``.
+"""SBOM (CycloneDX 1.5) and licence files of a package or of the image: ``sbom.py WHEELS MACHINE OPTIONS``.
 
-The SBOM depends only on the wheels: it contains no time and no random serial number.
+The SBOM depends only on the wheels and Debian packages: it contains no time and no random serial number.
 """
 
 from __future__ import annotations
@@ -9,12 +9,20 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import subprocess
 import sys
 import uuid
 import zipfile
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot5
+from packageurl import PackageURL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,59 +42,54 @@ def metadata_of(wheel: zipfile.ZipFile) -> Message:
     return HeaderParser().parsestr(wheel.read(name).decode())
 
 
-def licence_of(metadata: Message) -> dict[str, Any] | None:
-    """Return the CycloneDX licence of a wheel: an SPDX expression or id, or the author's text; ``None`` without one."""
+def licence_of(metadata: Message) -> str:
+    """Return the licence of a wheel: an SPDX expression or id, or the author's text; empty without one."""
     if expression := metadata["License-Expression"]:
-        return {"expression": expression}
+        return str(expression)
     found = [_CLASSIFIERS[each] for each in metadata.get_all("Classifier", []) if each in _CLASSIFIERS]
-    if found:
-        return {"license": {"id": found[0]}}
-    stated = (metadata["License"] or "").strip().split("\n")[0]
-    return {"license": {"name": stated}} if stated else None
+    return found[0] if found else (metadata["License"] or "").strip().split("\n")[0]
 
 
-def component(path: Path) -> dict[str, Any]:
-    """Return the CycloneDX component of a wheel."""
+def wheel_component(path: Path) -> Component:
+    """Return the component of a wheel."""
     with zipfile.ZipFile(path) as wheel:
         metadata = metadata_of(wheel)
-    name, version = metadata["Name"], metadata["Version"]
-    licence = licence_of(metadata)
-    purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{version}"
-    return {
-        "type": "library",
-        "bom-ref": purl,
-        "name": name,
-        "version": version,
-        "purl": purl,
-        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
-        **({"licenses": [licence]} if licence else {}),
-        "properties": [{"name": "nodeagent:file", "value": path.name}],
-    }
+    made = component(path, metadata["Name"], PackageURL("pypi", None, metadata["Name"], metadata["Version"]))
+    if licence := licence_of(metadata):
+        made.licenses.add(LicenseFactory().make_from_string(licence))
+    made.properties.add(Property(name="nodeagent:file", value=path.name))
+    return made
 
 
-def document(wheels: list[Path], machine: str, version: str) -> dict[str, Any]:
-    """Return the SBOM of the wheels; the wheel of the agent is the main component."""
-    components = [component(each) for each in wheels]
-    own = next(each for each in components if each["name"] == "nodeagent")
-    libraries = [each for each in components if each is not own]
-    digest = hashlib.sha256(json.dumps(components, sort_keys=True).encode()).hexdigest()
-    return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.5",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, digest)}",
-        "version": 1,
-        "metadata": {
-            "component": {
-                **own,
-                "type": "application",
-                "version": version,
-                "licenses": [{"license": {"id": "Apache-2.0"}}],
-                "properties": [*own["properties"], {"name": "nodeagent:machine", "value": machine}],
-            }
-        },
-        "components": libraries,
-        "dependencies": [{"ref": own["bom-ref"], "dependsOn": [each["bom-ref"] for each in libraries]}],
-    }
+def debian_component(path: Path) -> Component:
+    """Return the component of a Debian package."""
+    command = ["dpkg-deb", "--field", str(path), "Package", "Version", "Architecture"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - found in PATH
+    fields = HeaderParser().parsestr(text)
+    qualifiers = {"arch": fields["Architecture"], "distro": "debian-13"}
+    purl = PackageURL("deb", "debian", fields["Package"], fields["Version"], qualifiers)
+    return component(path, fields["Package"], purl)
+
+
+def component(path: Path, name: str, purl: PackageURL) -> Component:
+    """Return the component of a file with its hash."""
+    digest = HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(path.read_bytes()).hexdigest())
+    return Component(name=name, version=purl.version, purl=purl, bom_ref=str(purl), hashes=[digest])
+
+
+def document(wheels: list[Path], packages: list[Path], machine: str) -> str:
+    """Return the SBOM; the wheel of the agent is the main component."""
+    components = [*map(wheel_component, wheels), *map(debian_component, packages)]
+    own = next(each for each in components if each.name == "nodeagent")
+    own.type = ComponentType.APPLICATION
+    own.properties.add(Property(name="nodeagent:machine", value=machine))
+    bom = Bom(components=[each for each in components if each is not own])
+    bom.metadata.component = own
+    bom.register_dependency(own, bom.components)
+    written = json.loads(JsonV1Dot5(bom).output_as_string())
+    del written["metadata"]["timestamp"], written["serialNumber"]
+    content = json.dumps(written, sort_keys=True)
+    return json.dumps({**written, "serialNumber": uuid.uuid5(uuid.NAMESPACE_OID, content).urn}, indent=1)
 
 
 def licence_files(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -105,12 +108,13 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("wheels", type=Path)
     parser.add_argument("machine")
-    parser.add_argument("--version", required=True)
     parser.add_argument("--sbom", type=Path, required=True)
     parser.add_argument("--licences", type=Path, required=True)
+    parser.add_argument("--debs", type=Path, help="directory with the Debian packages of the image")
     options = parser.parse_args(arguments)
     wheels = sorted(options.wheels.glob("*.whl"))
-    text = json.dumps(document(wheels, options.machine, options.version), indent=1)
+    packages = sorted(options.debs.glob("*.deb")) if options.debs else []
+    text = document(wheels, packages, options.machine)
     options.sbom.write_text(f"{text}\n", encoding="utf-8")
     for wheel in wheels:
         for name, content in licence_files(wheel):

@@ -11,14 +11,12 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-import h11
-
 from nodeagent import __version__
 from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
 from nodeagent.config.socket_path import read_socket_path
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 from nodeagent.host.peer import read_peer
-from nodeagent.http_exchange import PART_BYTES, HttpExchange, HttpProtocolError, TruncatedResponseError
+from nodeagent.http_exchange import HttpExchange, HttpProtocolError, SocketResponse, TruncatedResponseError
 from nodeagent.parsing import parse_json
 from nodeagent.text import escape
 
@@ -152,33 +150,13 @@ def probe(target: str) -> int:
     return int(response.status != 200)
 
 
-class _Response:
-    """Response to a sent request; the constructor reads status and headers."""
-
-    def __init__(self, connection: socket.socket, exchange: HttpExchange) -> None:
-        self._connection = connection
-        self._exchange = exchange
-        event = self._next()
-        self.status = event.status_code if isinstance(event, h11.Response) else 0
-
-    def parts(self) -> Iterator[bytes]:
-        """Yield the body as it arrives."""
-        while isinstance(event := self._next(), h11.Data):
-            yield bytes(event.data)
-
-    def _next(self) -> h11.Response | h11.Data | h11.EndOfMessage:
-        while (event := self._exchange.next_event()) is None:
-            self._exchange.receive(self._connection.recv(PART_BYTES))
-        return event
-
-
 @contextmanager
 def _responding(
     path: str,
     request: tuple[str, str, bytes],
     within_s: float | None,
     meanwhile: Callable[[], object] | None = None,
-) -> Iterator[_Response]:
+) -> Iterator[SocketResponse]:
     """Send a request over a new connection; provide the response. Errors are those of ``ControlClient.call``.
 
     ``request`` is method, target and body.
@@ -192,7 +170,7 @@ def _responding(
             _send(connection, exchange.encode(method, target, headers, body))
             if meanwhile is not None:
                 meanwhile()
-            response = _Response(connection, exchange)
+            response = SocketResponse(connection, exchange)
             responded = True
             yield response
         except TimeoutError as error:

@@ -38,12 +38,11 @@ def _os_errors(step: str) -> Iterator[None]:
 
 
 @_os_errors("install")
-def install(prefix: Path, manual: dict[str, str], *, enable: bool, root: Path | None, systemd: int | None) -> None:
+def install(prefix: Path, *, enable: bool, root: Path | None, systemd: int | None) -> None:
     """Install or upgrade the files outside the virtual environment; keep configuration, state and edited files.
 
     Args:
         prefix: directory of the virtual environment.
-        manual: the manual pages by file name.
         enable: enable and start the unit.
         root: root directory of the files instead of ``/``; if set, no command is run.
         systemd: version of systemd that the unit must support; ``None`` for the installed version.
@@ -56,13 +55,12 @@ def install(prefix: Path, manual: dict[str, str], *, enable: bool, root: Path | 
     top = _check("install", prefix, root)
     if root is None and prefix.resolve() != Path(sys.prefix).resolve():
         raise InstallError(f"use {prefix}/bin/nodeagent; without it, run make install, or pip in a new environment")
-    shared = {
-        **{f"man/man{name[-1]}/{name}": text for name, text in manual.items()},
+    completions = {
         "bash-completion/completions/nodeagent": SCRIPTS["bash"],
         "zsh/site-functions/_nodeagent": SCRIPTS["zsh"],
         "fish/vendor_completions.d/nodeagent.fish": SCRIPTS["fish"],
     }
-    new = installation.parts(prefix, systemd or installation.systemd_version(), shared)
+    new = installation.parts(prefix, systemd or installation.systemd_version(), completions)
     directory, configuration = below(top, prefix), below(top, DEFAULT_PATH)
     former = installation.admit(directory)
     installation.check_foreign(new, former, top)

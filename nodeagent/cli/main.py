@@ -121,8 +121,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(value: bool) -> None:
-    if value:
+def _show_version(context: typer.Context, value: bool) -> None:
+    if value and not context.resilient_parsing:  # which is the completion of a command line
         typer.echo(f"nodeagent {__version__}")
         raise typer.Exit
 

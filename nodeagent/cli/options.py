@@ -255,26 +255,7 @@ def with_list_options(view: "ListView[Any]") -> Callable[[Callable[..., None]], 
         f"Keys of --filter: {', '.join(view.filter_keys)}. KEY!=VALUE excludes; *, ? and [...] are wildcards; several "
         "values of one key are alternatives."
     )
-    added: dict[str, tuple[Any, Any]] = {
-        "output": (Annotated[ListOutput, typer.Option("--output", "-o", help="Output format")], ListOutput.TABLE),
-        "sort_by": (
-            Annotated[str, typer.Option("--sort-by", metavar="KEY", help="Order of the rows; -KEY for descending")],
-            "",
-        ),
-        "filters": (
-            Annotated[
-                list[str] | None,
-                typer.Option("--filter", metavar="KEY=VALUE", help="Only rows with this value; repeatable"),
-            ],
-            None,
-        ),
-        "no_headers": (Annotated[bool, typer.Option("--no-headers", help="Omit the headings")], False),
-        "no_trunc": (
-            Annotated[bool, typer.Option("--no-trunc", help="Show full values on a terminal too")],
-            False,
-        ),
-        "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print only ids")], False),
-    }
+    added = _list_parameters(view)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -306,6 +287,43 @@ def with_list_options(view: "ListView[Any]") -> Callable[[Callable[..., None]], 
         return run
 
     return decorate
+
+
+def _list_parameters(view: "ListView[Any]") -> dict[str, tuple[Any, Any]]:
+    """Return the type and the default of each list option, by the name of its parameter."""
+    return {
+        "output": (Annotated[ListOutput, typer.Option("--output", "-o", help="Output format")], ListOutput.TABLE),
+        "sort_by": (
+            Annotated[
+                str,
+                typer.Option(
+                    "--sort-by",
+                    metavar="KEY",
+                    help="Order of the rows; -KEY for descending",
+                    autocompletion=lambda: [prefix + key for prefix in ("", "-") for key in view.sort_keys],
+                ),
+            ],
+            "",
+        ),
+        "filters": (
+            Annotated[
+                list[str] | None,
+                typer.Option(
+                    "--filter",
+                    metavar="KEY=VALUE",
+                    help="Only rows with this value; repeatable",
+                    autocompletion=lambda: [f"{key}=" for key in view.filter_keys],
+                ),
+            ],
+            None,
+        ),
+        "no_headers": (Annotated[bool, typer.Option("--no-headers", help="Omit the headings")], False),
+        "no_trunc": (
+            Annotated[bool, typer.Option("--no-trunc", help="Show full values on a terminal too")],
+            False,
+        ),
+        "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print only ids")], False),
+    }
 
 
 def at_endpoint(endpoint: str | None, overrides: Overrides | None = None) -> Overrides:

@@ -71,13 +71,13 @@ def below(top: Path, path: str | Path) -> Path:
     return place
 
 
-def parts(prefix: Path, systemd: int, shared: Mapping[str, str]) -> dict[str, str]:
+def parts(prefix: Path, systemd: int, completions: Mapping[str, str]) -> dict[str, str]:
     """Return path and text of each file of an installation except its configuration.
 
     Args:
         prefix: directory of the virtual environment.
         systemd: major version of systemd on the node; 0 without systemd.
-        shared: manual pages and completions by path, relative to /usr/local/share.
+        completions: scripts of the shells by path, relative to /usr/local/share.
 
     Raises:
         OSError: a file that ships with the agent is missing.
@@ -92,16 +92,24 @@ def parts(prefix: Path, systemd: int, shared: Mapping[str, str]) -> dict[str, st
         **{f"/etc/{each}.d/nodeagent.conf": source(f"nodeagent.{each}") for each in ("sysusers", "tmpfiles")},
         "/usr/lib/systemd/catalog/nodeagent.catalog": source("nodeagent.catalog"),
         **{f"/usr/local/share/nodeagent/{name}": source(name) for name in copied},
-        **{f"/usr/local/share/{name}": text for name, text in shared.items()},
+        **{f"/usr/local/share/man/man{each.suffix[1:]}/{each.name}": each.read_text("utf-8") for each in _pages()},
+        **{f"/usr/local/share/{name}": text for name, text in completions.items()},
         "/usr/local/bin/nodeagent": launcher(prefix),
     }
 
 
 def source(name: str) -> str:
-    """Return the text of a file that ships with the agent, from the checkout or the environment."""
+    """Return the text of a file that ships with the agent."""
+    return (_sources() / name).read_text(encoding="utf-8")
+
+
+def _pages() -> list[Path]:
+    return sorted((_sources() / "man").glob("*.?"))
+
+
+def _sources() -> Path:
     checkout = Path(__file__).resolve().parents[2]
-    directory = checkout / "systemd" if (checkout / "pyproject.toml").is_file() else Path(sys.prefix, "share/nodeagent")
-    return (directory / name).read_text(encoding="utf-8")
+    return checkout / "systemd" if (checkout / "pyproject.toml").is_file() else Path(sys.prefix, "share/nodeagent")
 
 
 def launcher(prefix: Path | str) -> str:

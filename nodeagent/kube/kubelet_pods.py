@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from nodeagent.errors import ObservationError
+from nodeagent.http_exchange import HttpExchange, HttpProtocolError, SocketResponse, TruncatedResponseError
 from nodeagent.parsing import parse_json
 from nodeagent.record import replace
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
-    import http.client
     import ssl
     from pathlib import Path
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import PodSpec
 
 _PATH: Final = "/pods"
-_CHUNK_BYTES: Final = 1 << 18
 _TOKEN_BYTES: Final = 64 << 10
 _ERROR_BYTES: Final = 1 << 10
 _MAX_SHOWN: Final = 300
@@ -111,14 +110,12 @@ def _read(access: KubeletAccess, find_owners: FindOwners) -> tuple[PodSpec, ...]
 
 def _fetch(access: KubeletAccess, endpoint: str, find_owners: FindOwners) -> bytes:
     """Return the complete body of the answer; at the deadline a timer shuts the connection down."""
-    import http.client  # noqa: PLC0415 - saves memory on nodes without a kubelet
-
     parts = urlsplit(access.url)
     secure = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (10250 if secure else 10255)
-    headers = {"Accept": "application/json", "Connection": "close"}
+    headers = [("Host", parts.netloc), ("Accept", "application/json"), ("Connection", "close")]
     if access.token_file is not None:
-        headers["Authorization"] = f"Bearer {_token(access.token_file)}"
+        headers.append(("Authorization", f"Bearer {_token(access.token_file)}"))
     context = _context(access) if secure else None
     ends_s = time.monotonic() + access.timeout_s
     with ExitStack() as closing:
@@ -138,13 +135,12 @@ def _fetch(access: KubeletAccess, endpoint: str, find_owners: FindOwners) -> byt
             if secured is not None:
                 secured.do_handshake()
             _check_owner(sock, find_owners)
-            connection = http.client.HTTPConnection(host, port)
-            connection.sock = sock
-            connection.request("GET", _PATH, headers=headers)
-            body = _body(closing.enter_context(connection.getresponse()), access)
+            exchange = HttpExchange()
+            sock.sendall(exchange.encode("GET", _PATH, headers))
+            body = _body(SocketResponse(sock, exchange), access)
             if time.monotonic() < ends_s:  # the timer may have truncated the body at the deadline
                 return body
-        except (OSError, ValueError, http.client.HTTPException, ObservationError) as error:
+        except (OSError, ValueError, HttpProtocolError, TruncatedResponseError, ObservationError) as error:
             if time.monotonic() < ends_s:
                 raise ObservationError(f"{endpoint}: {_cause(error)}") from error
     raise ObservationError(f"{endpoint}: no answer in {access.timeout_s:g} s")
@@ -178,34 +174,33 @@ def _shut_down(opened: list[socket.socket]) -> None:
             continue
 
 
-def _body(answer: http.client.HTTPResponse, access: KubeletAccess) -> bytes:
-    if answer.status != 200:
-        parts = f"HTTP {answer.status} {_shown(answer.reason)}", _error_text(answer), _HINTS.get(answer.status, "")
+def _body(response: SocketResponse, access: KubeletAccess) -> bytes:
+    if response.status != 200:
+        status = f"HTTP {response.status} {_shown(response.reason)}"
+        parts = status, _error_text(response), _HINTS.get(response.status, "")
         raise ObservationError("; ".join(each for each in parts if each))
-    if (answer.length or 0) > access.max_bytes:
-        raise ObservationError(f"answer has {answer.length} bytes, more than {access.max_bytes}")
-    chunks, size_bytes = [], 0
-    while chunk := answer.read(_CHUNK_BYTES):
-        chunks.append(chunk)
-        size_bytes += len(chunk)
-        if size_bytes > access.max_bytes:
-            raise ObservationError(f"answer has more than {access.max_bytes} bytes")
-    if answer.length:
-        raise ObservationError(f"answer truncated after {size_bytes} bytes")
-    return b"".join(chunks)
+    body = bytearray()
+    try:
+        for data in response.parts():
+            body += data
+            if len(body) > access.max_bytes:
+                raise ObservationError(f"answer has more than {access.max_bytes} bytes")
+    except TruncatedResponseError as error:
+        raise ObservationError(f"answer truncated after {len(body)} bytes") from error
+    return bytes(body)
 
 
-def _error_text(answer: http.client.HTTPResponse) -> str:
+def _error_text(response: SocketResponse) -> str:
     """Return the beginning of a refusal's body on one line; empty if the body only repeats the HTTP reason phrase.
 
     The kubelet states the reason of a refusal in plain text, such as the user and the missing verb.
     """
-    text = " ".join(answer.read1(_ERROR_BYTES).decode(errors="replace").split())
-    return "" if text == answer.reason else _shown(text)
+    text = " ".join(next(response.parts(), b"")[:_ERROR_BYTES].decode(errors="replace").split())
+    return "" if text == response.reason else _shown(text)
 
 
 def _shown(text: str) -> str:
-    """Return the escaped beginning of a text from the server; ``http.client`` quotes malformed lines in full."""
+    """Return the escaped beginning of a text from the server; h11 errors quote malformed lines in full."""
     text = escape(text)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from nodeagent.cli.completion_values import hold_ids, image_names
 from nodeagent.cli.exit_codes import EPILOG
 from nodeagent.cli.list_options import ListOptions
 from nodeagent.cli.list_views import HOLDS
@@ -233,7 +234,10 @@ def apply(
 @hold_app.command("add", epilog=EPILOG)
 def hold_add(
     image: Annotated[
-        str | None, typer.Argument(metavar="IMAGE", help="Image, pattern or digest, as in protect.images")
+        str | None,
+        typer.Argument(
+            metavar="IMAGE", help="Image, pattern or digest, as in protect.images", autocompletion=image_names
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Hold every image")] = False,
     duration: Annotated[str, typer.Option("--for", metavar="DURATION", help="Lifetime of the hold, such as 2h")] = "1h",
@@ -258,7 +262,9 @@ def hold_list(config: ConfigOption = None, direct: DirectOption = False, *, list
 
 @hold_app.command("remove", epilog=EPILOG)
 def hold_remove(
-    hold_id: Annotated[str, typer.Argument(metavar="HOLD", help="Id of the hold, see 'nodeagent hold list'")],
+    hold_id: Annotated[
+        str, typer.Argument(metavar="HOLD", help="Id of the hold, see 'nodeagent hold list'", autocompletion=hold_ids)
+    ],
     config: ConfigOption = None,
 ) -> None:
     """Remove a hold before its end."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from nodeagent.cli.completion_values import image_names, item_names, pass_ids
 from nodeagent.cli.list_options import ListOptions
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PASSES, PODS
 from nodeagent.cli.options import (
@@ -164,7 +165,7 @@ def doctor(
 def explain(
     item: Annotated[
         str,
-        typer.Argument(metavar="IMAGE|CONTAINER|POD", help="Name, digest, id or pod UID"),
+        typer.Argument(metavar="IMAGE|CONTAINER|POD", help="Name, digest, id or pod UID", autocompletion=item_names),
     ],
     config: ConfigOption = None,
     endpoint: EndpointOption = None,
@@ -185,13 +186,21 @@ def explain(
 @with_list_options(PASSES)
 def history(
     pass_id: Annotated[
-        str | None, typer.Argument(metavar="PASS", help="Show the details of this pass; id or its beginning")
+        str | None,
+        typer.Argument(
+            metavar="PASS", help="Show the details of this pass; id or its beginning", autocompletion=pass_ids
+        ),
     ] = None,
     config: ConfigOption = None,
     since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Maximum age of a pass, such as 24h")] = "",
     image: Annotated[
         str,
-        typer.Option("--image", metavar="TEXT", help="Only images whose name or id contains TEXT"),
+        typer.Option(
+            "--image",
+            metavar="TEXT",
+            help="Only images whose name or id contains TEXT",
+            autocompletion=image_names,
+        ),
     ] = "",
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="List at most N passes")] = 20,
     idle: Annotated[bool, typer.Option("--all", "-a", help="List passes without removals too")] = False,

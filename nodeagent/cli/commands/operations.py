@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
+from nodeagent.cli.completion_values import setting_keys, topic_names
 from nodeagent.cli.exit_codes import EPILOG
 from nodeagent.cli.options import (
     CommandGroup,
@@ -53,7 +53,9 @@ def resume(config: ConfigOption = None) -> None:
 
 def help_(
     context: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Topic or command")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="TOPIC", help="Topic or command", autocompletion=topic_names)
+    ] = None,
 ) -> None:
     """Print a document or the help of a command.
 
@@ -85,7 +87,14 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bas
 
 
 def trigger(
-    loop: Annotated[str, typer.Argument(metavar="LOOP", help="containers, images or eviction")],
+    loop: Annotated[
+        str,
+        typer.Argument(
+            metavar="LOOP",
+            help="containers, images or eviction",
+            autocompletion=lambda: ["containers", "images", "eviction"],
+        ),
+    ],
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run and print its result")] = False,
     config: ConfigOption = None,
 ) -> None:
@@ -130,7 +139,6 @@ def run(
 
 
 def install(
-    context: typer.Context,
     prefix: PrefixOption = Path("/opt/nodeagent"),
     enable: Annotated[bool, typer.Option("--enable", help="Enable and start the unit")] = False,
     root: RootOption = None,
@@ -142,12 +150,8 @@ def install(
     installed; an existing configuration is kept.
     """
     from nodeagent.cli.install import install as install_agent  # noqa: PLC0415
-    from nodeagent.cli.manual import pages  # noqa: PLC0415
 
-    root_command = context.find_root().command
-    if not isinstance(root_command, TyperGroup):
-        raise TypeError("the command tree has no group at its root")
-    install_agent(prefix, pages(root_command), enable=enable, root=root, systemd=systemd)
+    install_agent(prefix, enable=enable, root=root, systemd=systemd)
 
 
 def uninstall(
@@ -184,7 +188,9 @@ class ConfigOutput(StrEnum):
     YAML = "yaml"
 
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="Only this setting, such as image_gc.interval")]
+KeyArgument = Annotated[
+    str, typer.Argument(metavar="KEY", help="Only this setting, such as image_gc.interval", autocompletion=setting_keys)
+]
 
 
 @config_app.command("show")

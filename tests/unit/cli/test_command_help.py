@@ -34,3 +34,16 @@ def test_command_has_a_help(
     shown = capsys.readouterr().out
     assert shown.startswith(f"Usage: {' '.join(('nodeagent', *words))} ")
     assert "[[" not in shown.partition("\n")[0]
+
+
+def test_help_of_commands_and_options_is_one_short_line() -> None:
+    tree: Any = typer.main.get_command(command_line.app)
+    lines = {}
+    for words in filter(None, COMMANDS):
+        command = tree
+        for word in words:
+            command = command.commands[word]
+        lines[words] = command.help.partition("\n")[0].removesuffix(".")
+        lines |= {(*words, each.name): (each.help or "").partition(" [default")[0] for each in command.params}
+    own = {words: line for words, line in lines.items() if "completion" not in words}
+    assert {words: line for words, line in own.items() if len(line) >= 60 or line.endswith(".")} == {}

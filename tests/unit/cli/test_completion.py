@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.cli.completion import completions
-from nodeagent.cli.completion_grammar import program
 from nodeagent.cli.completion_scripts import SCRIPTS
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 def words(*given: str) -> list[str]:
-    return [each.partition("\t")[0] for each in completions(program(), [*given])]
+    return [each.partition("\t")[0] for each in completions([*given])]
 
 
 @contextmanager
@@ -100,11 +99,14 @@ def complete(environment: dict[str, str], *given: str, option: str = "-B") -> su
         (("config", "show", "image_gc.high"), ["image_gc.high_threshold_percent"]),
         (("config", "reference", "dry"), ["dry_run"]),
         (("config", "check", "--config", "/e"), [":files"]),
+        (("config", "check", "--config=/e"), []),
         (("apply", ""), [":files"]),
         (("plan", "d"), ["diff"]),
         (("completion", ""), ["bash", "zsh", "fish"]),
-        (("run", "--", "--dry"), []),
-        (("no-such-command", "x", ""), []),
+        (("images", "--output="), [f"--output={each}" for each in ("table", "wide", "json", "yaml", "name")]),
+        (("help", "thr"), ["threat-model"]),
+        (("--version", "g"), ["gc"]),
+        (("images", "--help", "--qu"), ["--quiet"]),
         (("--no-such-option", "g"), ["gc"]),
         (("shutdown", "at"), []),
     ],

@@ -151,7 +151,7 @@ async def test_only_a_list_of_a_verified_server_is_marked_as_verified(authority:
         (Answer(body=b'{"kind": "Status"}'), "not a list of pods"),
         (Answer(body=b'{"kind": "PodList", "items": {}}'), "items is not a list"),
         (Answer(length=10_000), "answer truncated"),
-        (Answer(body=b"x" * 300_000), "answer has 300000 bytes, more than 200000"),
+        (Answer(body=b"x" * 300_000), "answer has more than 200000 bytes"),
         (Answer(body=b"x" * 300_000, length=-1), "answer has more than 200000 bytes"),
     ],
 )
@@ -215,6 +215,14 @@ def sending(answer: bytes, *, complete: bool) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
         thread.join()
+
+
+async def test_chunked_answer_after_an_interim_response_is_read() -> None:
+    body = json.dumps(LIST).encode()
+    answer = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+    with sending(answer % (len(body), body), complete=True) as url:
+        (found,) = await KubeletPods(KubeletAccess(url), port_owners).read()
+    assert found.uid == "u-1"
 
 
 @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])

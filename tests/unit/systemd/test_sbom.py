@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -23,11 +24,11 @@ def add_wheel(directory: Path, name: str, metadata: str, **files: str) -> None:
             wheel.writestr(f"{name}-1.0.dist-info/licenses/{file}", text)
 
 
-def written(directory: Path) -> tuple[dict[str, Any], str]:
+def written(directory: Path, *options: str | Path) -> tuple[dict[str, Any], str]:
     """Write SBOM and licence files; return the SBOM document and its text."""
     sbom = directory / "sbom.json"
-    command: list[str | Path] = [sys.executable, "-I", SCRIPT, directory, "x86_64", "--version", "1.0"]
-    subprocess.run([*command, "--sbom", sbom, "--licences", directory / "licences"], check=True)
+    command: list[str | Path] = [sys.executable, "-I", SCRIPT, directory, "x86_64"]
+    subprocess.run([*command, "--sbom", sbom, "--licences", directory / "licences", *options], check=True)
     text = sbom.read_text()
     return json.loads(text), text
 
@@ -57,3 +58,20 @@ def test_sbom_of_the_same_wheels_is_the_same_and_of_others_another(wheels: Path)
     assert first == second
     add_wheel(wheels, "more", "")
     assert written(wheels)[0]["serialNumber"] != first[0]["serialNumber"]
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="requires dpkg-deb")
+def test_debian_package_of_the_image_is_a_component_with_escaped_version(wheels: Path, tmp_path: Path) -> None:
+    control = tmp_path / "tree/DEBIAN/control"
+    control.parent.mkdir(parents=True)
+    fields = {"Package": "some", "Version": "1:2.0+dfsg-1~deb13u1", "Architecture": "all"}
+    fields |= {"Maintainer": "some <some@example.com>", "Description": "some"}
+    control.write_text("".join(f"{name}: {value}\n" for name, value in fields.items()))
+    debs = tmp_path / "debs"
+    debs.mkdir()
+    subprocess.run(["dpkg-deb", "--root-owner-group", "--build", tmp_path / "tree", debs], check=True)
+    document, _ = written(wheels, "--debs", debs)
+    purl = "pkg:deb/debian/some@1:2.0%2Bdfsg-1~deb13u1?arch=all&distro=debian-13"
+    (found,) = [each for each in document["components"] if each["purl"] == purl]
+    assert (found["name"], found["version"]) == ("some", "1:2.0+dfsg-1~deb13u1")
+    assert len(found["hashes"][0]["content"]) == 64
