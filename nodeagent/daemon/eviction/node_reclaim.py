@@ -219,7 +219,10 @@ class NodeReclaim:
             if end.is_set():
                 return None
             self._context.loop_statuses.beat(LOOP_NAME, _RECLAIM_S)
-            needed = space_needed(status, self._signals.rate(status))
+            rate = self._signals.rate(status)
+            if rate is None:  # unknown, so that no space is known to end the shortage
+                rate = 0.0 if status.observation is None else status.observation.capacity
+            needed = space_needed(status, rate)
             work = asyncio.ensure_future(
                 self._actions.reclaimer.run(step, needed, end, lambda found: self._set_planned(step, found))
             )

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.state import Evaluation, EvictionState
     from nodeagent.plan.eviction.thresholds import Threshold
 
+RATE_S: Final = 1.0
+"""Minimum time in seconds over which the growth of a shortage is measured."""
 WATCH_S: Final = 0.5
 """Interval of the readings while directories are walked or images removed."""
 _KEPT_NEAR_S: Final = 300.0
@@ -87,6 +89,7 @@ class SignalMonitor:
         self._evaluated_s = 0.0
         self._latest: Evaluation | None = None
         self._previous: Evaluation | None = None
+        self._earlier: list[tuple[float, Evaluation]] = []  # of the last second, and the last one before it
 
     async def layout(self) -> SignalLayout:
         """Return the filesystems of the node.
@@ -138,7 +141,10 @@ class SignalMonitor:
         evaluation = evaluated.evaluation
         self._context.eviction = evaluation.state
         self._previous, self._latest = self._latest, evaluation
-        self._evaluated_s = readings.at.monotonic_s
+        self._evaluated_s = now_s = readings.at.monotonic_s
+        while len(self._earlier) > 1 and now_s - self._earlier[1][0] >= RATE_S:
+            del self._earlier[0]
+        self._earlier.append((now_s, evaluation))
         self._reporter.log_changes(evaluation)
         self._reporter.log_warnings(evaluated.warnings)
         return evaluation
@@ -207,9 +213,15 @@ class SignalMonitor:
         """Return whether a filesystem will be exhausted within seconds; ``status`` is of the latest evaluation."""
         return is_soon_exhausted(status, self._previous)
 
-    def rate(self, status: ThresholdStatus) -> float:
-        """Return the decrease of a signal per second since the previous evaluation; ``status`` has a later reading."""
-        return measured_rate(status, self._previous)
+    def rate(self, status: ThresholdStatus) -> float | None:
+        """Return the decrease of a signal per second, over a second or longer; ``None`` without a reading of that age.
+
+        Over a shorter time, a program that writes in bursts seems to write nothing. ``status`` has a later reading.
+        """
+        if not self._earlier or status.observation is None:
+            return None
+        read_s, before = self._earlier[0]
+        return measured_rate(status, before) if status.observation.observed_at.monotonic_s - read_s >= RATE_S else None
 
     def is_falling(self, interval_s: float) -> bool:
         """Return whether a signal falls so fast that its threshold will be met before the usual shortest interval."""

@@ -196,3 +196,16 @@ async def test_cancelled_pass_cancels_the_running_step() -> None:
         await running
     assert not [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
     assert not [each for each in node.events("reclaimed") if each["step"] in IMAGES]
+
+
+async def test_shortage_has_an_unknown_growth_until_it_was_read_for_a_second() -> None:
+    """A program that writes in bursts seems to write nothing between two readings of one pass."""
+    node = disk_node(pods=())
+    loop = node.loop()
+    await run_pass(node, loop)
+    first = node.needed.copy()
+    node.needed.clear()
+    node.clock.seconds += 2
+    await run_pass(node, loop)
+    assert first[-1].growing_bytes > 1 << 30  # no image that cannot be pulled again is removed
+    assert [each.growing_bytes for each in node.needed] == [0] * len(node.needed) != []
