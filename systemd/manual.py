@@ -40,7 +40,7 @@ _MARKDOWN: Final = {"myst_all_links_external": True, "myst_highlight_code_blocks
 _FILES: Final = {
     "/etc/nodeagent/config.toml": "The configuration, see nodeagent.toml(5).",
     "/etc/nodeagent/config.d/*.toml": "Drop-ins, applied in the order of their names.",
-    "/var/lib/nodeagent": "State: image use, history, holds, plan key.",
+    "/var/lib/nodeagent": "State: image use, history, holds.",
 }
 _VARIABLES: Final = {"NODEAGENT_SECTION__KEY": "Sets a value, such as NODEAGENT_IMAGE_GC__HIGH_THRESHOLD_PERCENT=70."}
 _SETTINGS: Final = """\
