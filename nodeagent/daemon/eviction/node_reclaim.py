@@ -219,10 +219,7 @@ class NodeReclaim:
             if end.is_set():
                 return None
             self._context.loop_statuses.beat(LOOP_NAME, _RECLAIM_S)
-            rate = self._signals.rate(status)
-            if rate is None:  # unknown, so that no space is known to end the shortage
-                rate = 0.0 if status.observation is None else status.observation.capacity
-            needed = space_needed(status, rate)
+            needed = space_needed(status, self._signals.rate(status))
             work = asyncio.ensure_future(
                 self._actions.reclaimer.run(step, needed, end, lambda found: self._set_planned(step, found))
             )

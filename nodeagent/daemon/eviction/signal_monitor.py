@@ -86,10 +86,7 @@ class SignalMonitor:
         self._watch_s = watch_s
         self._layout: SignalLayout | None = None
         self._layout_read_s = 0.0
-        self._evaluated_s = 0.0
-        self._latest: Evaluation | None = None
-        self._previous: Evaluation | None = None
-        self._earlier: list[tuple[float, Evaluation]] = []  # of the last second, and the last one before it
+        self._evaluated: list[tuple[float, Evaluation]] = []  # in the last second, and the last ones before it
 
     async def layout(self) -> SignalLayout:
         """Return the filesystems of the node.
@@ -140,11 +137,10 @@ class SignalMonitor:
         evaluated = self._reader.evaluate_readings(layout, readings, self._context.eviction)
         evaluation = evaluated.evaluation
         self._context.eviction = evaluation.state
-        self._previous, self._latest = self._latest, evaluation
-        self._evaluated_s = now_s = readings.at.monotonic_s
-        while len(self._earlier) > 1 and now_s - self._earlier[1][0] >= RATE_S:
-            del self._earlier[0]
-        self._earlier.append((now_s, evaluation))
+        now_s = readings.at.monotonic_s
+        while len(self._evaluated) > 1 and now_s - self._evaluated[1][0] >= RATE_S:
+            del self._evaluated[0]
+        self._evaluated.append((now_s, evaluation))
         self._reporter.log_changes(evaluation)
         self._reporter.log_warnings(evaluated.warnings)
         return evaluation
@@ -196,13 +192,13 @@ class SignalMonitor:
 
     def next_poll_s(self, interval_s: float) -> float:
         """Return the seconds until the next reading, at most ``interval_s``."""
-        if self._latest is None:
+        if not self._evaluated:
             return interval_s
-        return next_poll_s(self._latest, self._previous, interval_s=interval_s)
+        return next_poll_s(self._evaluated[-1][1], self._previous, interval_s=interval_s)
 
     def until_next_poll_s(self, interval_s: float) -> float:
         """Return the seconds from now until the next reading, counted from the latest evaluated readings."""
-        elapsed_s = self.now().monotonic_s - self._evaluated_s
+        elapsed_s = self.now().monotonic_s - (self._evaluated[-1][0] if self._evaluated else 0.0)
         return max(min(FALLING_S, interval_s), self.next_poll_s(interval_s) - elapsed_s)
 
     def is_near_threshold(self, interval_s: float) -> bool:
@@ -218,14 +214,19 @@ class SignalMonitor:
 
         Over a shorter time, a program that writes in bursts seems to write nothing. ``status`` has a later reading.
         """
-        if not self._earlier or status.observation is None:
+        if not self._evaluated or status.observation is None:
             return None
-        read_s, before = self._earlier[0]
+        read_s, before = self._evaluated[0]
         return measured_rate(status, before) if status.observation.observed_at.monotonic_s - read_s >= RATE_S else None
 
     def is_falling(self, interval_s: float) -> bool:
         """Return whether a signal falls so fast that its threshold will be met before the usual shortest interval."""
         return self.next_poll_s(interval_s) < min(interval_s, SOONEST_S)
+
+    @property
+    def _previous(self) -> Evaluation | None:
+        """The evaluation before the latest one."""
+        return self._evaluated[-2][1] if len(self._evaluated) > 1 else None
 
     def now(self) -> Moment:
         """Return the current wall time and monotonic time."""
