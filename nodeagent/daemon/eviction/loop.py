@@ -12,12 +12,14 @@ second pass acts on it at once.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.daemon.eviction.actions import PassResult
 from nodeagent.daemon.eviction.eviction_pass import Attempts, EvictionPass
 from nodeagent.daemon.eviction.pod_eviction import SLACK_S, may_act
+from nodeagent.daemon.eviction.signal_monitor import RATE_S
 from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.guarded_call import start_kernel_threads
@@ -72,6 +74,7 @@ class EvictionLoop:
         start_kernel_threads()
         self._register_triggers()
         await self._actions.effects.restore()
+        await self._measure_growth(stop)
         wake = self._context.wake.setdefault(LOOP_NAME, asyncio.Event())
         try:
             while not stop.is_set() and not await self._actions.refused():
@@ -121,6 +124,17 @@ class EvictionLoop:
         # Without pressure a pass may have listed pods for longer than the interval of the signals.
         no_pressure = result is PassResult.NO_PRESSURE
         return signals.until_next_poll_s(interval_s) if no_pressure else signals.next_poll_s(interval_s)
+
+    async def _measure_growth(self, stop: asyncio.Event) -> None:
+        """Read the filesystems for a second if one is short at the start: the first pass must know their growth.
+
+        Otherwise that pass would evict a pod instead of removing images that cannot be pulled again.
+        """
+        signals = self._monitors.signals
+        with suppress(NodeAgentError):  # the first pass reports it
+            acting = (await signals.evaluate()).acting
+            if acting and all(MEANINGS[each.threshold.signal].filesystem is not None for each in acting):
+                await signals.shortage_before(asyncio.ensure_future(wait_for_any(RATE_S, stop)))
 
     def wake(self, name: str) -> None:
         """Start a pass immediately; ``name`` is the trigger that fired."""

@@ -9,7 +9,10 @@ import pytest
 
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.act.eviction.reclaimer import UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
+from nodeagent.daemon.eviction import loop as loop_module
+from nodeagent.daemon.eviction.signal_monitor import RATE_S
 from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.host.psi_triggers import PressureTriggers
 from tests.unit.builders import MIB
 from tests.unit.daemon.eviction.eviction_node import Node, disk_node, run_pass
 from tests.unit.plan.eviction.cases import disk, known, pod, read
@@ -17,6 +20,7 @@ from tests.unit.plan.eviction.test_other_filesystems import KATA, on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from nodeagent.model.pods import PodHandle
     from nodeagent.model.pressure import Observation
@@ -209,3 +213,24 @@ async def test_shortage_has_an_unknown_growth_until_it_was_read_for_a_second() -
     await run_pass(node, loop)
     assert first[-1].growing_bytes > 1 << 30  # no image that cannot be pulled again is removed
     assert [each.growing_bytes for each in node.needed] == [0] * len(node.needed) != []
+
+
+@pytest.mark.parametrize("available_mib", [50, 900], ids=["short at the start", "not short"])
+async def test_first_pass_knows_the_growth_of_a_filesystem_that_is_short_at_the_start(
+    available_mib: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it evicts a pod before it removes an image that cannot be pulled again."""
+    node, stop, waits = disk_node(pods=()), asyncio.Event(), []
+
+    async def wait(seconds: float, *events: asyncio.Event) -> bool:
+        waits.append(seconds)
+        node.clock.seconds += seconds
+        if seconds != RATE_S:  # the wait after the first pass
+            stop.set()
+        return any(each.is_set() for each in events)
+
+    monkeypatch.setattr(loop_module, "wait_for_any", wait)
+    node.readings = lambda: (read("imagefs.available", available_mib),)
+    await node.loop(triggers=PressureTriggers(print, root=tmp_path)).run(stop)
+    assert (RATE_S in waits) == bool(node.needed) == (available_mib < 100)
+    assert {each.growing_bytes for each in node.needed} <= {0}
