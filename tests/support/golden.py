@@ -19,7 +19,7 @@ _GAP: Final = 2
 _HEADING: Final = re.compile(r"[A-Z#][A-Z# ]*(  +[A-Z#…][A-Z# …]*)+")
 _BAR: Final = re.compile(r"([█░]+)( +)(\d+%)")
 _READING: Final = re.compile(r"[-<>]?[\d.,]+\S*")
-_SHORT_AGE: Final = re.compile(r"(?<!\S)(\d{1,2}(m\d{1,2})?s|\d{1,2}m|\d{1,3}ms)\b")
+_SHORT_AGE: Final = re.compile(r"(?<!\S)(\d{1,2}(m\d{1,2})?s|\d{1,2}m|\d{1,3}ms|now$)\b")
 
 
 def _bar(cell: str) -> str:
@@ -82,6 +82,7 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"^(\d+ checks:) .*$", r"\1 ..."),
         (r"\bdetected( +)\d+s ago, (?=last used|no use)", r"detected\1 9s ago, "),
         (r", last used \d+s ago", ", last used 9s ago"),
+        (r"(?<=iB) +\d+m?s(?=  (?:keep|remove)  )", "  9s"),  # a list without headings
         (r"\b(removed|restored)\s+in\s+[\dmsh.]+", r"\1 in 9ms"),
         (r"\(59m\d\ds left\)", "(59m59s left)"),
         (r"^(?:memory|io|cpu)\.psi\.\w+ .*\n", ""),
@@ -123,7 +124,14 @@ def _tables(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _volatile(heading: str) -> bool:
-    return not _CELLS.keys().isdisjoint(re.split(r"  +", heading.strip()))
+    return any(_rewrites(title) is not str for title in re.split(r"  +", heading.strip()))
+
+
+def _rewrites(title: str) -> Callable[[str], str]:
+    """Return the function for the cells of a column; its heading may be cut by a narrow terminal."""
+    start = title.removesuffix("…")
+    found = (each for name, each in _CELLS.items() if name == title or (start != title and name.startswith(start)))
+    return next(found, str) if start else str
 
 
 def _columns(lines: Sequence[str]) -> tuple[list[int], int]:
@@ -160,7 +168,7 @@ def _rewritten(lines: Sequence[str], starts: Sequence[int]) -> Iterator[str]:
         is_right = any(cell.startswith(" ") for cell in cells)
         is_right &= title != "CATEGORY"
         texts = [cell.strip() if is_right else cell for cell in cells]
-        texts = [title, *map(_CELLS.get(title, str), texts[1:])]
+        texts = [title, *map(_rewrites(title), texts[1:])]
         width = max(map(len, texts))
         columns.append([text.rjust(width) if is_right else text.ljust(width) for text in texts])
     for row in zip(*columns, strict=True):
