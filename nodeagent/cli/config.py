@@ -13,7 +13,7 @@ from nodeagent.api.config import EffectiveConfig
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say, warn
-from nodeagent.cli.reading import ask, typed
+from nodeagent.cli.reading import ask
 from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
@@ -68,8 +68,7 @@ def show(path: Path | None, form: str, *, sources: bool, key: str = "", direct: 
     Raises:
         UsageError: no setting has this key.
     """
-    document = ask("Config", {}, Source(path, {}, direct))
-    found = typed(document, EffectiveConfig) if document is not None else _of_files(path)
+    found = ask("Config", EffectiveConfig, {}, Source(path, {}, direct)) or _of_files(path)
     if key:
         _print_setting(found, key, form, source=sources)
     elif sources and form == "table":

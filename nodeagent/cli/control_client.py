@@ -60,9 +60,7 @@ class ControlConnection:
             UsageError: the daemon rejects the request as invalid.
             NodeAgentError: the request failed, or the response does not match the schema of this version.
         """
-        from nodeagent.api.codec import decode  # noqa: PLC0415 - slow to import
-
-        return checked(self.call_text(operation, fields, within_s=within_s), lambda text: decode(text, answer))
+        return decoded(self.call_text(operation, fields, within_s=within_s), answer)
 
     def call_text(
         self, operation: str, fields: Mapping[str, object] | None = None, *, within_s: float = ANSWER_WITHIN_S
@@ -184,6 +182,13 @@ def daemon_for_user(
             yield agent
     else:
         yield None
+
+
+def decoded(text: str, kind: type[D]) -> D:
+    """Return the document in a response of the daemon; see :func:`checked`."""
+    from nodeagent.api.codec import decode  # noqa: PLC0415 - slow to import
+
+    return checked(text, lambda each: decode(each, kind))
 
 
 def checked(text: str, decoder: Callable[[str], T]) -> T:

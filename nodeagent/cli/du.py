@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.api.gc import DiskUsage
 from nodeagent.cli.display import Line, filled_cells, standard_output
 from nodeagent.cli.plan_view import usage_line
-from nodeagent.cli.reading import OBSERVED_WITHIN_S, print_document, read, typed
+from nodeagent.cli.reading import OBSERVED_WITHIN_S, print_document, read
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import short_reference, size_cell
 from nodeagent.errors import UsageError
@@ -68,11 +68,11 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
         return await measure_disk_usage(agent, within_s)
 
     fields = {"within_seconds": within_s}
-    document = read("DiskUsage", fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
+    document = read("DiskUsage", DiskUsage, fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
     if form != "table":
         print_document(document, form)
         return
-    breakdown = typed(document, DiskUsage).to_model()
+    breakdown = document.to_model()
     display = standard_output()
     display.write(breakdown_lines(breakdown, display.columns, details=details, coloured=display.colour))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.light import view
+from nodeagent.api.eviction import EvictionPreview
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.reading import print_document, read
 from nodeagent.cli.table import Heading, Table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.api.common import Reason
-    from nodeagent.api.eviction import EvictionPreview, PodDecision, RankedPodEntry
+    from nodeagent.api.eviction import PodDecision, RankedPodEntry
     from nodeagent.api.pods import Fact
     from nodeagent.cli.source import Source
 
@@ -40,12 +40,12 @@ def preview(source: Source, form: str, simulate: Sequence[str]) -> None:
 
     if any("," in each for each in simulate):  # the request separates values by commas
         simulate = [part for each in simulate for part in each.split(",")]
-    document = read("EvictionPreview", {"simulate": ",".join(simulate)}, source, read_node)
+    found = read("EvictionPreview", EvictionPreview, {"simulate": ",".join(simulate)}, source, read_node)
     if form != "table":
-        print_document(document, form)
+        print_document(found, form)
         return
     display = standard_output()
-    display.write(eviction_lines(view(document), display.columns))
+    display.write(eviction_lines(found, display.columns))
 
 
 def eviction_lines(found: EvictionPreview, columns: int | None) -> Iterator[Line]:

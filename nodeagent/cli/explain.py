@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.light import view
+from nodeagent.api.explain import Explanation
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.output import warn
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.api.common import Reason
-    from nodeagent.api.explain import Explained, Explanation
+    from nodeagent.api.explain import Explained
     from nodeagent.cli.source import Source
 
 _MAX_SHARING: Final = 10
@@ -43,15 +43,14 @@ def show(source: Source, name: str, form: str) -> None:
 
         return await explain_items(agent, name)
 
-    document = read("Explain", {"name": name}, source, read_node)
-    found: Explanation = view(document)
+    found = read("Explain", Explanation, {"name": name}, source, read_node)
     for warning in found.warnings:
         warn(f"nodeagent: {warning}")
     if not found.explanations and not found.past:
         hint = f"; did you mean {' or '.join(found.similar)}?" if found.similar else ""
         fail(f"{name}: no such image, container or pod on this node or in the history{hint}", ExitCode.USAGE)
     if form != "table":
-        print_document(document, form)
+        print_document(found, form)
         return
     standard_output().write(_lines(found))
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.api.light import raw, view
+from msgspec import UnsetType, structs
+
+from nodeagent.api.eviction import RecordedEviction
+from nodeagent.api.history import History
 from nodeagent.cli import values
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.list_request import ListRequest
@@ -23,8 +26,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.api.eviction import RecordedEviction
-    from nodeagent.api.history import History, NodeStop, PastPass
+    from nodeagent.api.history import NodeStop, PastPass
     from nodeagent.cli.list_options import ListOptions
 
 
@@ -75,23 +77,22 @@ def show_history(config: Path | None, request: HistoryRequest, listing: ListOpti
     seconds = 0.0 if ago is None else max(_MINIMUM_SINCE_S, ago.total_seconds())
     limit = min(request.limit, EVERY_PASS)
     fields = {"seconds": seconds, "image": request.image, "limit": limit, "quiet": request.idle}
-    document, source = ask("History", fields, Source(config, {}, direct)), "the agent's history"
+    document, source = ask("History", History, fields, Source(config, {}, direct)), "the agent's history"
     if document is None:
         document, source = _read_store(config, request, None if ago is None else now - ago)
     if request.pass_id:
-        passes = [each for each in document["passes"] if each["id"].startswith(request.pass_id)]
+        passes = tuple(each for each in document.passes if each.id.startswith(request.pass_id))
         if not passes:
             raise UsageError(f"no pass {request.pass_id} in {source}; 'nodeagent history --all' lists every pass")
-        document = {**document, "passes": passes, "node_stops": []}
+        document = structs.replace(document, passes=passes, node_stops=())
     if listing.is_table and (request.pass_id or request.details):
-        selected = listed.selected(view(document).passes)
-        stops = [] if listing.filters else document["node_stops"]
-        document = {**document, "passes": [raw(each) for each in selected], "node_stops": stops}
-        _print_details(view(document), _empty(request, listing, source), listing)
+        stops = () if listing.filters else document.node_stops
+        document = structs.replace(document, passes=listed.selected(document.passes), node_stops=stops)
+        _print_details(document, _empty(request, listing, source), listing)
         return
     listed.print(document, empty=_empty(request, listing, source), now=now)
-    if listing.is_table and document["node_stops"] and not listing.filters:
-        if document["passes"]:
+    if listing.is_table and document.node_stops and not listing.filters:
+        if document.passes:
             standard_output().write([Line()])
         ListRequest.of(NODE_STOPS, listing._replace(sort_by="")).print(document, empty="", now=now)
 
@@ -104,11 +105,9 @@ def _empty(request: HistoryRequest, listing: ListOptions, source: str) -> str:
     return f"no {matching}passes with removals in {source}; 'nodeagent history --all' lists the other passes"
 
 
-def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime | None) -> tuple[dict[str, Any], str]:
+def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime | None) -> tuple[History, str]:
     """Return the history document read from the state directory, and the path of the directory."""
-    from nodeagent.api.history import History as Document  # noqa: PLC0415 - not needed if the daemon responds
-    from nodeagent.cli.local_reading import as_json  # noqa: PLC0415
-    from nodeagent.cli.session import load_settings  # noqa: PLC0415
+    from nodeagent.cli.session import load_settings  # noqa: PLC0415 - not needed if the daemon responds
     from nodeagent.host.process_identity import is_running  # noqa: PLC0415
     from nodeagent.store.history import History as Store  # noqa: PLC0415
 
@@ -116,7 +115,7 @@ def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime |
     records = Store(directory, is_running=is_running)
     passes = records.read(since=oldest, image=request.image, limit=request.limit, quiet=request.idle)
     stops = () if request.image else records.read_stops(since=oldest, limit=request.limit)
-    return as_json(Document.of(passes, stops)), str(directory)
+    return History.of(passes, stops), str(directory)
 
 
 def _print_details(history: History, empty: str, listing: ListOptions) -> None:
@@ -153,11 +152,8 @@ def _pass_lines(past: PastPass, columns: int | None, *, wide: bool) -> Iterator[
         name = escape(names[0]) if columns is None else fit(escape(names[0]), columns * 2 // 3, Cut.PATH)
         of = name if len(names) == 1 else f"{len(names)} items"
         yield Line(f"  {outcome}: {of}: {detail}", "yellow")
-    eviction = raw(past).get("eviction")
-    if eviction is not None:
-        from nodeagent.api.eviction import RecordedEviction  # noqa: PLC0415 - needed only for an eviction
-
-        yield from _ranking_lines(RecordedEviction.of(eviction), columns)
+    if not isinstance(past.eviction, UnsetType):
+        yield from _ranking_lines(RecordedEviction.of(past.eviction), columns)
 
 
 def _ranking_lines(eviction: RecordedEviction, columns: int | None) -> Iterator[Line]:
@@ -203,9 +199,8 @@ def _headline(past: PastPass) -> str:
         words.append("dry run")
     verb = "restored" if past.trigger == "undo" else "removed"
     words.append(f"{done} of {len(past.actions)} {verb} in {format_duration(past.duration_s)}")
-    settled_s = raw(past).get("settled_s")
-    if settled_s:
-        words[-1] += f" ({format_duration(settled_s)} waiting for container creations)"
+    if past.settled_s:
+        words[-1] += f" ({format_duration(past.settled_s)} waiting for container creations)"
     if past.freed_bytes is not None and done:
         words.append(f"predicted {format_bytes(past.predicted_bytes)}, measured {format_bytes(past.freed_bytes)}")
     if past.imagefs_percent_before is not None and past.imagefs_percent_after is not None:

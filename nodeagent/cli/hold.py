@@ -15,7 +15,7 @@ from nodeagent.api.lists import Images
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import daemon_of
 from nodeagent.cli.output import say, warn
-from nodeagent.cli.reading import read, typed
+from nodeagent.cli.reading import read
 from nodeagent.cli.session import load_settings
 from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock
@@ -107,7 +107,7 @@ def _print_placed(hold: Hold, form: str, config: Path | None) -> None:
 def _note_unmatched(image: str, config: Path | None) -> None:
     """Print a note if no image on this node matches a hold, as with a misspelt name."""
     try:
-        document = typed(read("Images", {}, Source(config), _list_images), Images)
+        document = read("Images", Images, {}, Source(config), _list_images)
     except NodeAgentError:  # the hold is placed; without an image list only the note is omitted
         return
     images = [model.Image(each.id, each.repo_tags, each.repo_digests) for each in document.images]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nodeagent.api.holds import HoldList
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import HOLDS
 from nodeagent.cli.reading import ask
@@ -24,18 +25,16 @@ def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:
         StoreError: the hold file cannot be read.
     """
     request = ListRequest.of(HOLDS, options)
-    document = ask("Holds", {}, Source(config, {}, direct))
+    document = ask("Holds", HoldList, {}, Source(config, {}, direct)) or _read_file(config)
     now = SystemClock().now()
-    request.print(_read_file(config) if document is None else document, empty="no holds", now=now)
+    request.print(document, empty="no holds", now=now)
 
 
-def _read_file(config: Path | None) -> dict[str, Any]:
-    from nodeagent.api.holds import HoldList  # noqa: PLC0415 - not needed if the daemon responds
-    from nodeagent.cli.local_reading import as_json  # noqa: PLC0415
-    from nodeagent.cli.session import load_settings  # noqa: PLC0415
+def _read_file(config: Path | None) -> HoldList:
+    from nodeagent.cli.session import load_settings  # noqa: PLC0415 - not needed if the daemon responds
     from nodeagent.observe.clock_reading import read_clocks, stored_trust  # noqa: PLC0415
     from nodeagent.store import HoldFile  # noqa: PLC0415
 
     directory = load_settings(config, {}).state_directory
     at = read_clocks(SystemClock())
-    return as_json(HoldList.of(HoldFile(directory).read(), at.wall, stored_trust(directory, at)))
+    return HoldList.of(HoldFile(directory).read(), at.wall, stored_trust(directory, at))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.light import view
+from nodeagent.api import lists
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.list_options import ListOptions
 from nodeagent.cli.lists import read_list
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nodeagent.act.previewer import Previews
-    from nodeagent.api import lists
     from nodeagent.cli.source import Source
 
 _SHORTEST_NAME: Final = 16
@@ -36,13 +35,12 @@ def image_tree(source: Source, options: ListOptions) -> None:
     form = options.form
     if options != ListOptions(form=form, truncate=options.truncate) or form not in ("table", "json", "yaml"):
         raise UsageError("--tree has the output formats table, json and yaml, and no list option except --no-trunc")
-    document = read_list("ImageLayers", source, _image_layers)
+    tree = read_list("ImageLayers", lists.ImageTree, source, _image_layers)
     if form != "table":
-        print_document(document, form)
+        print_document(tree, form)
         return
     display = standard_output()
     columns = display.columns if options.truncate else None
-    tree: lists.ImageTree = view(document)
     display.write_fitted([Line("images by shared layers"), *_branches(tree.image_tree, columns)])
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.api import gc as documents
 from nodeagent.cli import gc
-from nodeagent.cli.reading import ask, typed
+from nodeagent.cli.reading import ask
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.source import Source
 from nodeagent.errors import UsageError
@@ -32,9 +32,9 @@ def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> Non
         raise UsageError(f"--minimum-age: {error}") from error
     if request.dry_run or not request.yes:
         fields = {"minimum_age_seconds": minimum_age_s, "rooted": rooted}
-        found = ask("Leaks", fields, Source(request.config, request.overrides, request.direct))
+        found = ask("Leaks", documents.Preview, fields, Source(request.config, request.overrides, request.direct))
         if found is not None:
-            sys.exit(_listed(gc.show_document(request, typed(found, documents.Preview))))
+            sys.exit(_listed(gc.show_document(request, found)))
     settings = load_settings(request.config, request.overrides)
     sys.exit(run_async(_collect(request, settings, minimum_age_s, rooted=rooted)))
 

@@ -5,9 +5,10 @@ The rows are a field of a JSON document; filters and order apply to JSON and YAM
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from nodeagent.api.light import raw, view
+from msgspec import structs
+
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.listing import ListView, Scope
 from nodeagent.cli.output import warn
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
+    from nodeagent.api.codec import Document
     from nodeagent.cli.display import Display
     from nodeagent.cli.list_options import ListOptions
 
@@ -61,27 +63,26 @@ class ListRequest(NamedTuple, Generic[R]):
             raise UsageError(f"--sort-by {options.sort_by}: unknown key; keys: {', '.join(view.sort_keys)}")
         return cls(view, options, tuple(_condition(view, each) for each in options.filters))
 
-    def print(self, document: dict[str, Any], *, empty: str, now: datetime | None = None) -> None:
+    def print(self, document: Document, *, empty: str, now: datetime) -> None:
         """Print a document in the requested form.
 
         Args:
-            document: JSON object with the rows.
+            document: document with the rows.
             empty: message on standard error if the table has no rows.
-            now: time that ages are computed for; ``None`` for the time of the document.
+            now: time that ages are computed for.
         """
         options, own = self.options, self.view
-        fields = view(document)
-        rows = self.selected(getattr(fields, own.rows))
+        rows = self.selected(getattr(document, own.rows))
         if options.quiet or options.form == "name":
             text_of = own.id if options.quiet else own.name
             standard_output().write_fitted([Line(text_of(row)) for row in rows])
         elif options.form in ("json", "yaml"):
-            print_document({**document, own.rows: [raw(row) for row in rows]}, options.form)
+            print_document(structs.replace(document, **{own.rows: rows}), options.form)
         else:
-            for warning in document.get("warnings", ()):
+            for warning in getattr(document, "warnings", ()):
                 warn(f"warning: {warning}")
             if rows:
-                self._print_table(rows, fields.observed_at if now is None else now, standard_output())
+                self._print_table(rows, now, standard_output())
             else:
                 warn(empty)
 

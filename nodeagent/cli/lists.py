@@ -6,21 +6,23 @@ With a daemon, the modules that print a list are imported while the daemon obser
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from nodeagent.api import lists
 from nodeagent.cli.reading import ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from nodeagent.act.previewer import Previews
-    from nodeagent.api import lists
     from nodeagent.api.codec import Document
     from nodeagent.cli.list_options import ListOptions
     from nodeagent.cli.list_request import ListRequest
     from nodeagent.cli.source import Source
 
-    ReadPreviews = Callable[[Previews], Coroutine[Any, Any, Document]]
+    D = TypeVar("D", bound=Document)
+    L = TypeVar("L", bound=lists.Listing)
+    ReadPreviews = Callable[[Previews], Coroutine[Any, Any, D]]
 
 
 def list_images(source: Source, options: ListOptions) -> None:
@@ -29,7 +31,7 @@ def list_images(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: a list option is invalid.
     """
-    _print("Images", source, options, _images, "no images")
+    _print("Images", lists.Images, source, options, _images, "no images")
 
 
 def list_containers(source: Source, options: ListOptions) -> None:
@@ -38,7 +40,7 @@ def list_containers(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: a list option is invalid.
     """
-    _print("Containers", source, options, _containers, "no containers")
+    _print("Containers", lists.Containers, source, options, _containers, "no containers")
 
 
 def list_pods(source: Source, options: ListOptions) -> None:
@@ -47,21 +49,27 @@ def list_pods(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: a list option is invalid.
     """
-    _print("PodList", source, options, _pods, "no pods")
+    _print("PodList", lists.Pods, source, options, _pods, "no pods")
 
 
 def read_list(
-    operation: str, source: Source, local: ReadPreviews, *, meanwhile: Callable[[], object] | None = None
-) -> dict[str, Any]:
-    """Return the document of an operation as a JSON object, from the daemon or else created by ``local``.
+    operation: str,
+    kind: type[D],
+    source: Source,
+    local: ReadPreviews[D],
+    *,
+    meanwhile: Callable[[], object] | None = None,
+) -> D:
+    """Return the document of an operation, from the daemon or else created by ``local``.
 
     Args:
         operation: name in :data:`~nodeagent.api.operations.OPERATIONS`.
+        kind: type of the document.
         source: source of the document.
         local: creates the document without a daemon.
         meanwhile: called while the daemon creates the document, or before the node is read.
     """
-    answer = ask(operation, {}, source, meanwhile=meanwhile)
+    answer = ask(operation, kind, {}, source, meanwhile=meanwhile)
     if answer is not None:
         return answer
     if meanwhile is not None:
@@ -73,9 +81,10 @@ def read_list(
 
 def _print(
     operation: str,
+    kind: type[L],
     source: Source,
     options: ListOptions,
-    local: ReadPreviews,
+    local: ReadPreviews[L],
     empty: str,
 ) -> None:
     @cache
@@ -85,8 +94,8 @@ def _print(
 
         return ListRequest.of(BY_OPERATION[operation], options)
 
-    document = read_list(operation, source, local, meanwhile=request)
-    request().print(document, empty=empty)
+    document = read_list(operation, kind, source, local, meanwhile=request)
+    request().print(document, empty=empty, now=document.observed_at)
 
 
 async def _images(node: Previews) -> lists.Images:

@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodeagent.api.pressure import Pressure
-from nodeagent.cli.local_reading import as_json
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.watch import print_document, watching
 from nodeagent.clock import SystemClock
@@ -75,7 +74,7 @@ async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s
             state = found.evaluation.state
             warnings = (*((problem,) if problem else ()), *found.warnings)
             document = Pressure.of(layout, found.readings, found.evaluation, warnings, earlier)
-            print_document(as_json(document), form, view, again=again)
+            print_document(document, form, view, again=again)
             if watch_s is None:
                 return bool(found.evaluation.met)
             earlier = found.readings

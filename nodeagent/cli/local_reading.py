@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from nodeagent.api.codec import encode_line
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 
 if TYPE_CHECKING:
@@ -17,9 +15,11 @@ if TYPE_CHECKING:
     from nodeagent.cli.source import ReadNode, Source
     from nodeagent.config.settings import Settings
 
+    D = TypeVar("D", bound=Document)
 
-def read_document(source: Source, make: ReadNode) -> dict[str, Any]:
-    """Read the node and return the document created by ``make``, as a JSON object.
+
+def read_document(source: Source, make: ReadNode[D]) -> D:
+    """Read the node and return the document created by ``make``.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -27,32 +27,26 @@ def read_document(source: Source, make: ReadNode) -> dict[str, Any]:
     """
     settings = _settings(source)
 
-    async def observe() -> Document:
+    async def observe() -> D:
         async with open_for_command(settings, record=False) as agent:
             return await make(agent)
 
-    return as_json(run_async(observe()))
+    return run_async(observe())
 
 
-def read_preview(source: Source, make: Callable[[Previews], Coroutine[Any, Any, Document]]) -> dict[str, Any]:
+def read_preview(source: Source, make: Callable[[Previews], Coroutine[Any, Any, D]]) -> D:
     """Read the node for a preview and return the document of ``make``; result and errors as ``read_document``."""
     settings = _settings(source)
 
-    async def observe() -> Document:
+    async def observe() -> D:
         from nodeagent.act.previewer import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
 
         async with open_previewer(settings) as previewer:
             return await make(previewer)
 
-    return as_json(run_async(observe()))
+    return run_async(observe())
 
 
 def _settings(source: Source) -> Settings:
     config = None if source.config is None else Path(source.config)
     return load_settings(config, source.overrides)
-
-
-def as_json(document: Document) -> dict[str, Any]:
-    """Return a document as the JSON object that a client of the daemon would receive."""
-    found: dict[str, Any] = json.loads(encode_line(document))
-    return found

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nodeagent.cli.local_reading import as_json
 from nodeagent.cli.session import load_settings, open_for_command
 from nodeagent.daemon.node_report import report_document
 from nodeagent.daemon.status import StatusReader, pods_document, status_document
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.api.node_report import NodeReport
+    from nodeagent.api.pods import PodUsage
+    from nodeagent.api.status import Status
 
 
 class LocalStatus:
@@ -28,17 +29,17 @@ class LocalStatus:
         self._agent = agent
         self._reader = StatusReader(agent)
 
-    def status(self) -> dict[str, Any]:
-        """Return the status document of the node as a JSON object."""
-        return as_json(self._runner.run(status_document(self._agent, self._reader, None)))
+    def status(self) -> Status:
+        """Return the status document of the node."""
+        return self._runner.run(status_document(self._agent, self._reader, None))
 
-    def pods(self) -> dict[str, Any]:
-        """Return the document of the pods with their usage as a JSON object.
+    def pods(self) -> PodUsage:
+        """Return the document of the pods with their usage.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
         """
-        return as_json(self._runner.run(pods_document(self._agent, self._reader)))
+        return self._runner.run(pods_document(self._agent, self._reader))
 
 
 @contextmanager

@@ -6,10 +6,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.api.pressure import Pressure
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import Line, bar
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.reading import answer_of
 from nodeagent.cli.signal_values import is_stall, short_amount, signal_name, used_share
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import size_cell
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.api.pressure import Pressure, Signal
+    from nodeagent.api.pressure import Signal
     from nodeagent.cli.control_client import ControlConnection
 
     View = Callable[[Pressure, int | None], Iterator[Line]]
@@ -74,10 +74,10 @@ def _follow(agent: ControlConnection, form: str, watch_s: float | None, view: Vi
     again = watch_s is not None
     with watching(form, again=again):
         while True:
-            pressure = answer_of(agent, "Pressure")
+            pressure = agent.call("Pressure", Pressure)
             print_document(pressure, form, view, again=again)
             if watch_s is None:
-                return any(each["met"] for signal in pressure["signals"] for each in signal["thresholds"])
+                return any(each.met for signal in pressure.signals for each in signal.thresholds)
             time.sleep(watch_s)
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.api.codec import decode, encode
+from msgspec import structs
+
+from nodeagent.api.codec import decode, encode, encode_line
+from nodeagent.api.diagnostics import Finding
 from nodeagent.api.document_error import DocumentError
 from nodeagent.api.fleet import Fleet
 from nodeagent.api.node_report import NodeReport
+from nodeagent.api.status import Status
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.fleet_view import fleet_lines
 from nodeagent.cli.output import warn
-from nodeagent.cli.reading import answer_of, ask, print_document, read_node, typed
+from nodeagent.cli.reading import ask, print_document, read_node
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.text import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -56,18 +59,18 @@ def show_report(source: Source, form: str, *, doctor: bool) -> None:
     Raises:
         NodeAgentError: the daemon refuses the request or returns an error, or no runtime is found without a daemon.
     """
-    document = ask("NodeReport", {}, source)
+    document = ask("NodeReport", NodeReport, {}, source)
     if document is None:
         document = _with_daemon(read_node(source, _read_report), source.config)
     if doctor:
-        document = {**document, "checks": _checks(source)}
+        document = structs.replace(document, checks=_checks(source))
     if form == "table":
-        _show_fleet(Fleet.of([typed(document, NodeReport)]), form, most=1)
+        _show_fleet(Fleet.of([document]), form, most=1)
     elif form == "json":
-        sys.stdout.writelines((to_json(document), "\n"))
+        sys.stdout.write(encode_line(document))
     else:
         print_document(document, form)
-    sys.exit(ExitCode.DONE if document["planned"] is not None else ExitCode.FAILED)
+    sys.exit(ExitCode.DONE if document.planned is not None else ExitCode.FAILED)
 
 
 def merge_reports(files: Sequence[Path], form: str, *, most: int) -> None:
@@ -105,33 +108,33 @@ async def _read_report(agent: Agent) -> NodeReport:
     return await read_report(agent)
 
 
-def _with_daemon(document: dict[str, Any], config: str | PathLike[str] | None) -> dict[str, Any]:
+def _with_daemon(document: NodeReport, config: str | PathLike[str] | None) -> NodeReport:
     """Return the report of a node that this process read, with the state of the daemon that runs meanwhile."""
     from nodeagent.api.client import DaemonAbsentError  # noqa: PLC0415 - not needed if the daemon responds
     from nodeagent.cli.control_client import connected  # noqa: PLC0415
 
     try:
         with connected(config) as daemon:
-            status = answer_of(daemon, "Status")
+            status = daemon.call("Status", Status)
     except DaemonAbsentError:
         return document
     except NodeAgentError as error:  # the state of a daemon that refuses the user or does not answer is unknown
-        return {**document, "warnings": [str(error), *document["warnings"]]}
-    return {**document, "agent": status["agent"], "paused": status["paused"]}
+        return structs.replace(document, warnings=(str(error), *document.warnings))
+    return structs.replace(document, agent=status.agent, paused=status.paused)
 
 
-def _checks(source: Source) -> list[dict[str, Any]]:
+def _checks(source: Source) -> tuple[Finding, ...]:
     """Run the checks of ``doctor`` and return the problems and warnings."""
     from nodeagent.cli.doctor_checks import run_checks  # noqa: PLC0415 - needed only with --doctor
     from nodeagent.cli.session import load_settings  # noqa: PLC0415
     from nodeagent.plan.node_checks import Verdict  # noqa: PLC0415
 
     settings = load_settings(None if source.config is None else Path(source.config), source.overrides)
-    return [
-        {"check": each.check, "verdict": each.verdict.value, "evidence": each.evidence, "fix": each.fix}
+    return tuple(
+        Finding(check=each.check, verdict=each.verdict.value, evidence=each.evidence, fix=each.fix)
         for each in run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         if each.verdict in (Verdict.PROBLEM, Verdict.WARNING)
-    ]
+    )
 
 
 def _merge(files: Sequence[Path]) -> Merged:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.light import view
+from nodeagent.api.shutdown import ShutdownPlan, ShutdownStatus
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.history import stop_headline
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.act.agent import Agent
-    from nodeagent.api.shutdown import DelayLimit, ShutdownPlan, ShutdownStatus
+    from nodeagent.api.shutdown import DelayLimit
     from nodeagent.cli.source import Source
 
 
@@ -34,12 +34,12 @@ def rehearse(source: Source, form: str) -> None:
     Raises:
         RuntimeUnavailableError: the runtime does not answer.
     """
-    document = read("ShutdownPlan", {}, source, _plan)
+    plan = read("ShutdownPlan", ShutdownPlan, {}, source, _plan)
     if form != "table":
-        print_document(document, form)
+        print_document(plan, form)
         return
     display = standard_output()
-    display.write(shutdown_lines(view(document), display.columns))
+    display.write(shutdown_lines(plan, display.columns))
 
 
 def status(source: Source, form: str, *, limit: int) -> None:
@@ -48,11 +48,9 @@ def status(source: Source, form: str, *, limit: int) -> None:
     Raises:
         StoreError: the history cannot be read.
     """
-    document = ask("ShutdownStatus", {"limit": limit}, source)
-    document = _read_status(source.config, limit) if document is None else document
-    found: ShutdownStatus = view(document)
+    found = ask("ShutdownStatus", ShutdownStatus, {"limit": limit}, source) or _read_status(source.config, limit)
     if form != "table":
-        print_document(document, form)
+        print_document(found, form)
     else:
         display = standard_output()
         display.write(_status_lines(found, display.columns))
@@ -102,15 +100,14 @@ async def _plan(agent: Agent) -> ShutdownPlan:
     return await rehearse_shutdown(agent)
 
 
-def _read_status(config: str | PathLike[str] | None, limit: int) -> dict[str, Any]:
+def _read_status(config: str | PathLike[str] | None, limit: int) -> ShutdownStatus:
     from pathlib import Path  # noqa: PLC0415 - not needed if the daemon responds
 
     from nodeagent.api.node.shutdown import read_shutdown_status  # noqa: PLC0415
-    from nodeagent.cli.local_reading import as_json  # noqa: PLC0415
     from nodeagent.cli.session import load_settings, run_async  # noqa: PLC0415
 
     settings = load_settings(None if config is None else Path(config), {})
-    return as_json(run_async(read_shutdown_status(settings, limit)))
+    return run_async(read_shutdown_status(settings, limit))
 
 
 def shutdown_lines(plan: ShutdownPlan, columns: int | None) -> Iterator[Line]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from nodeagent.config.socket_path import has_settings
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from nodeagent.act.agent import Agent
     from nodeagent.api.codec import Document
 
-    ReadNode = Callable[[Agent], Coroutine[Any, Any, Document]]
+    D = TypeVar("D", bound=Document)
+    ReadNode = Callable[[Agent], Coroutine[Any, Any, D]]
     """Function that creates the document from an agent of this node; its imports are deferred."""
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import structs
 
 from nodeagent.api.client import DaemonAbsentError
+from nodeagent.api.pods import PodUsage
+from nodeagent.api.status import Status, Top
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.reading import answer_of
 from nodeagent.cli.status_view import status_view, top_view
 from nodeagent.cli.watch import print_document, watching
-from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from nodeagent.cli.control_client import ControlConnection
     from nodeagent.cli.display import Line
 
-    Read = Callable[[], dict[str, Any]]
+    S = TypeVar("S", bound=Status)
+    Read = Callable[[], S]
 
 
 def show_status(config: str | PathLike[str] | None, form: str, *, watch_s: float | None) -> None:
@@ -37,7 +40,7 @@ def show_status(config: str | PathLike[str] | None, form: str, *, watch_s: float
     """
     with _status_source(config) as read:
         status = _show(read, form, watch_s, status_view)
-    sys.exit(ExitCode.DONE if status["agent"].get("ready") is True else ExitCode.FAILED)
+    sys.exit(ExitCode.DONE if status.agent.ready is True else ExitCode.FAILED)
 
 
 def show_top(config: str | PathLike[str] | None, form: str, *, watch_s: float | None) -> None:
@@ -52,11 +55,11 @@ def show_top(config: str | PathLike[str] | None, form: str, *, watch_s: float | 
 
 
 @contextmanager
-def _status_source(config: str | PathLike[str] | None) -> Iterator[Read]:
+def _status_source(config: str | PathLike[str] | None) -> Iterator[Read[Status]]:
     """Yield a function that reads the status document from the daemon, or from the node without a daemon."""
     with _connected_or_none(config) as (agent, problem):
         if agent is not None:
-            yield lambda: answer_of(agent, "Status")
+            yield lambda: agent.call("Status", Status)
             return
         from nodeagent.cli.local_status import open_local_status  # noqa: PLC0415 - needed only without a daemon
 
@@ -65,16 +68,16 @@ def _status_source(config: str | PathLike[str] | None) -> Iterator[Read]:
 
 
 @contextmanager
-def _top_source(config: str | PathLike[str] | None) -> Iterator[Read]:
+def _top_source(config: str | PathLike[str] | None) -> Iterator[Read[Top]]:
     """Yield a function that reads the status and the pods from the daemon, or from the node without a daemon."""
     with _connected_or_none(config) as (agent, problem):
         if agent is not None:
-            yield lambda: _top(answer_of(agent, "Status"), answer_of(agent, "Pods"))
+            yield lambda: Top.of(agent.call("Status", Status), agent.call("Pods", PodUsage))
             return
         from nodeagent.cli.local_status import open_local_status  # noqa: PLC0415 - needed only without a daemon
 
         with open_local_status(config) as local:
-            yield lambda: _top(_with_warning(local.status(), problem), local.pods())
+            yield lambda: Top.of(_with_warning(local.status(), problem), local.pods())
 
 
 @contextmanager
@@ -89,18 +92,11 @@ def _connected_or_none(config: str | PathLike[str] | None) -> Iterator[tuple[Con
         yield agent, problem
 
 
-def _top(status: dict[str, Any], pods: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of ``top``: the status document with the pod usage."""
-    return {**status, "schema": SchemaId.TOP.value, "pods": pods}
+def _with_warning(status: Status, warning: str) -> Status:
+    return structs.replace(status, warnings=(warning, *status.warnings))
 
 
-def _with_warning(status: dict[str, Any], warning: str) -> dict[str, Any]:
-    return {**status, "warnings": [warning, *status["warnings"]]}
-
-
-def _show(
-    read: Read, form: str, watch_s: float | None, view: Callable[[Any, int | None], Iterable[Line]]
-) -> dict[str, Any]:
+def _show(read: Read[S], form: str, watch_s: float | None, view: Callable[[S, int | None], Iterable[Line]]) -> S:
     """Print the status once or every ``watch_s`` seconds; return the last status document."""
     again = watch_s is not None
     with watching(form, again=again):

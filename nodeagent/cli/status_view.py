@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from nodeagent.api.light import given
+from msgspec import UnsetType
+
 from nodeagent.cli.display import Line
 from nodeagent.cli.signal_values import amount, is_stall, signal_name, used_share
 from nodeagent.cli.table import Heading, Table
@@ -177,7 +178,7 @@ def _head(status: Status) -> list[Line]:
 def _pod_lists(status: Status) -> list[Line]:
     """Return one line per pod list with its state; no line if an older daemon reports no pod lists."""
     lines = []
-    for each in _or_none(status.pod_lists) or ():
+    for each in status.pod_lists:
         age = f", read {ago(each.observed_at, status.observed_at)}" if each.observed_at is not None else ""
         line = Line(f"pod list: {escape(each.address)}: {each.pods} pods{age}", "dim")
         if each.problem:
@@ -195,31 +196,31 @@ def _pod_lists(status: Status) -> list[Line]:
 
 def _image_use(status: Status) -> list[Line]:
     """Return lines on the observation of image use and on clock problems; no line if an older daemon reports none."""
-    use, clock = _or_none(status.image_use), _or_none(status.clock)
+    use, clock = status.image_use, status.clock
     lines = []
-    if use is not None and use.observed_since is not None:
+    if use.observed_since is not None:
         observed_s = (status.observed_at - use.observed_since).total_seconds()
         since = f"{format_time(use.observed_since)} ({format_duration(max(0.0, round(observed_s)))})"
         line = Line(f"image use: observed since {since}", "dim")
         if use.maximum_unused_age_s is not None and observed_s <= use.maximum_unused_age_s:
             maximum = format_duration(use.maximum_unused_age_s)
             line.append(f"; no image is removed by age until use is observed for {maximum}", "yellow")
-        for gap in (use.gaps or ())[:1]:
+        for gap in use.gaps[:1]:
             line.append(f"; {describe_gap(gap.started_at, gap.ended_at, gap.cause)}", "dim")
         lines.append(line)
-    elif use is not None and use.maximum_unused_age_s is not None:
+    elif use.maximum_unused_age_s is not None:
         lines.append(Line("image use: not observed; no image is removed by age", "yellow"))
-    if clock is not None and clock.problem:
+    if clock.problem:
         lines.append(Line(f"clock: {clock.problem}", "bold red"))
-    if clock is not None and clock.untrusted_until is not None:
+    if clock.untrusted_until is not None:
         until = format_time(clock.untrusted_until)
         lines.append(Line(f"clock: {clock.detail}; nothing is removed by age before {until}", "bold yellow"))
     return lines
 
 
-def _or_none(part: T) -> T | None:
-    """Return a part of the status, typed as optional: the document of an older daemon can lack the part."""
-    return part
+def given(value: T | UnsetType) -> T | None:
+    """Return the value of a field that a document may lack; ``None`` without the field."""
+    return None if isinstance(value, UnsetType) else value
 
 
 def _is_shown(signal: Signal) -> bool:
@@ -265,7 +266,7 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
         yield line.append("".join(f"  exceeded: {one.text}" for one in met), "bold red")
     found = ", ".join(status.conditions)
     yield Line(found or "no pressure", "bold red" if found else "green")
-    for statement in status.unrelieved or ():
+    for statement in status.unrelieved:
         yield Line(statement, "bold red")
 
 

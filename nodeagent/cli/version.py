@@ -6,13 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
-from nodeagent.api.light import view
+from nodeagent.api.diagnostics import Version
 from nodeagent.cli.output import say
 from nodeagent.cli.reading import print_document, read
 
 if TYPE_CHECKING:
     from nodeagent.act.agent import Agent
-    from nodeagent.api.diagnostics import Version
     from nodeagent.cli.source import Source
 
 
@@ -25,11 +24,10 @@ def show_version(source: Source, form: str) -> None:
     if form == "table":
         say(f"nodeagent {__version__}")
         sys.stdout.flush()
-    document = read("Version", {}, source, _read_version)
+    found = read("Version", Version, {}, source, _read_version)
     if form != "table":
-        print_document(document, form)
+        print_document(found, form)
         return
-    found: Version = view(document)
     if found.nodeagent != __version__:
         say(f"daemon {found.nodeagent}")
     runtime = found.runtime
@@ -37,6 +35,4 @@ def show_version(source: Source, form: str) -> None:
 
 
 async def _read_version(agent: Agent) -> Version:
-    from nodeagent.api.diagnostics import Version  # noqa: PLC0415 - not needed if the daemon responds
-
     return Version.of(await agent.cri.version())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from nodeagent.api import light
+from nodeagent.api.codec import Document
 from nodeagent.cli import reading
 from nodeagent.cli.display import standard_output
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from nodeagent.cli.display import Line
+
+D = TypeVar("D", bound=Document)
 
 
 @contextmanager
@@ -27,12 +29,12 @@ def watching(form: str, *, again: bool) -> Iterator[None]:
 
 
 def print_document(
-    document: dict[str, Any], form: str, view: Callable[[Any, int | None], Iterable[Line]], *, again: bool = False
+    document: D, form: str, view: Callable[[D, int | None], Iterable[Line]], *, again: bool = False
 ) -> None:
     """Print a document in an output format.
 
     Args:
-        document: JSON object of the document, with the fields that ``view`` prints.
+        document: the document.
         form: ``table``, ``json`` or ``yaml``.
         view: returns the lines for the form ``table``, given the terminal width; ``None`` without a terminal.
         again: whether a table on a terminal overwrites the previous table.
@@ -43,4 +45,4 @@ def print_document(
         return
     display = standard_output()
     write = display.repaint if again and display.columns is not None else display.write
-    write(view(light.view(document), display.columns))
+    write(view(document, display.columns))

@@ -21,7 +21,7 @@ import msgspec
 from nodeagent import api
 from nodeagent.api.codec import Document, decode, encode
 from nodeagent.api.document_error import DocumentError
-from nodeagent.api.lists import Containers, Images, Pods
+from nodeagent.api.lists import Containers, Images, Listing, Pods
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.api.requests import REQUESTS, parse_request, request_type
 from nodeagent.cli.list_options import ListOptions
@@ -337,11 +337,12 @@ _HOLD_SEEDS: Final = (
 
 
 @cache
-def _lists() -> tuple[tuple[ListView[Any], dict[str, Any]], ...]:
+def _lists() -> tuple[tuple[ListView[Any], Listing], ...]:
     by_kind = dict(zip(_kinds(), _document_seeds(), strict=True))
-    views: tuple[tuple[ListView[Any], type[Document]], ...] = ((IMAGES, Images), (CONTAINERS, Containers), (PODS, Pods))
+    views: tuple[tuple[ListView[Any], type[Listing]], ...] = ((IMAGES, Images), (CONTAINERS, Containers), (PODS, Pods))
     return tuple(
-        (view, json.loads(by_kind[kind][1:].replace(b'"text"', b'"registry.example/a[b]*:1"'))) for view, kind in views
+        (view, decode(by_kind[kind][1:].replace(b'"text"', b'"registry.example/a[b]*:1"'), kind))
+        for view, kind in views
     )
 
 
@@ -358,7 +359,9 @@ def list_filter(data: bytes) -> bool:
     out, errors = StringIO(), StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(errors):
-            ListRequest.of(view, ListOptions(known, order, tuple(filters))).print(rows, empty="none")
+            ListRequest.of(view, ListOptions(known, order, tuple(filters))).print(
+                rows, empty="none", now=rows.observed_at
+            )
     except UsageError:
         return False
     if known in ("table", "wide") and "\x1b" in out.getvalue() + errors.getvalue():

@@ -29,13 +29,15 @@ import nodeagent.api.lists
 import nodeagent.api.shutdown
 import nodeagent.api.status  # noqa: F401 - the imports declare documents
 from nodeagent.api.codec import Document, decode, encode
+from nodeagent.api.eviction import EvictionPreview
 from nodeagent.api.gc import DiskUsage
-from nodeagent.api.light import view
+from nodeagent.api.pressure import Pressure
+from nodeagent.api.shutdown import ShutdownPlan
+from nodeagent.api.status import Status, Top
 from nodeagent.cli import control_client
 from nodeagent.cli.du import breakdown_lines
 from nodeagent.cli.evict import eviction_lines
 from nodeagent.cli.pressure import pressure_view, wide_view
-from nodeagent.cli.reading import typed
 from nodeagent.cli.shutdown import shutdown_lines
 from nodeagent.cli.status_view import status_view, top_view
 from nodeagent.clock import SystemClock
@@ -270,32 +272,27 @@ def test_colours_are_on_a_terminal_only(node: Node, monkeypatch: pytest.MonkeyPa
 DOCUMENTS: Final = GOLDEN.with_name("documents")
 
 
-def viewed(lines: Callable[..., Iterable[Line]]) -> Callable[[dict[str, Any], int | None], Iterable[Line]]:
-    """Return a function that renders a document by rendering its view."""
-    return lambda document, columns: lines(view(document), columns)
-
-
-def usage_lines(document: dict[str, Any], columns: int | None) -> Iterable[Line]:
+def usage_lines(document: DiskUsage, columns: int | None) -> Iterable[Line]:
     """Return the output lines of a usage breakdown, with the largest items of every part."""
-    return breakdown_lines(typed(document, DiskUsage).to_model(), columns, details=True)
+    return breakdown_lines(document.to_model(), columns, details=True)
 
 
-SCREENS: Final = {
-    "status": viewed(status_view),
-    "top": viewed(top_view),
-    "pressure": viewed(pressure_view),
-    "pressure-wide": viewed(wide_view),
-    "du": usage_lines,
-    "evict": viewed(eviction_lines),
-    "shutdown": viewed(shutdown_lines),
+SCREENS: Final[dict[str, tuple[type[Document], Callable[[Any, int | None], Iterable[Line]]]]] = {
+    "status": (Status, status_view),
+    "top": (Top, top_view),
+    "pressure": (Pressure, pressure_view),
+    "pressure-wide": (Pressure, wide_view),
+    "du": (DiskUsage, usage_lines),
+    "evict": (EvictionPreview, eviction_lines),
+    "shutdown": (ShutdownPlan, shutdown_lines),
 }
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen_of_a_document_is_the_stored_one(name: str, columns: int | None) -> None:
-    document = json.loads((DOCUMENTS / f"{name.removesuffix('-wide')}.json").read_text())
-    lines = SCREENS[name](document, columns)
+    kind, view = SCREENS[name]
+    lines = view(decode((DOCUMENTS / f"{name.removesuffix('-wide')}.json").read_text(), kind), columns)
     parts = [part.text for line in lines for part in (line.wrapped(columns) if columns else [line])]
     assert columns is None or max(map(display_width, parts)) <= columns
     compare(name, columns, "\n".join((*parts, "")))

@@ -36,8 +36,7 @@ LIBRARIES = {
     "psutil",
     "prometheus_client",
 }
-DOCUMENTS = {"msgspec", "yaml", "nodeagent.model", "nodeagent.api.codec"}
-THIN = LIBRARIES | DOCUMENTS | {"asyncio", "sqlite3", "http.client"}
+THIN = LIBRARIES | {"yaml", "asyncio", "sqlite3", "http.client"}
 FORBIDDEN = {
     "containers": THIN,
     "du": LIBRARIES,

@@ -17,7 +17,6 @@ from nodeagent.api.lists import Image, Images
 from nodeagent.cli.list_options import ListOptions
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
-from nodeagent.cli.local_reading import as_json
 from nodeagent.cli.values import short_id
 from nodeagent.errors import UsageError
 from nodeagent.model import Role
@@ -55,7 +54,7 @@ class Printed:
     def __call__(self, **options: object) -> str:
         self.capsys.readouterr()
         request = ListRequest.of(IMAGES, ListOptions()._replace(**options))  # type: ignore[arg-type]
-        request.print(as_json(document_of(self.images)), empty="no images")
+        request.print(document_of(self.images), empty="no images", now=NOW)
         return self.capsys.readouterr().out
 
     def names(self, **options: object) -> list[str]:
@@ -172,7 +171,7 @@ def test_empty_list_is_an_empty_output_with_a_message_on_standard_error(capsys: 
     assert empty() == ""
     request = ListRequest.of(IMAGES, ListOptions())
     document = msgspec.structs.replace(document_of([]), warnings=("layers \x1b unknown",))
-    request.print(as_json(document), empty="no images")
+    request.print(document, empty="no images", now=NOW)
     assert capsys.readouterr() == ("", "warning: layers \\x1b unknown\nno images\n")
     assert json.loads(empty(form="json"))["images"] == []
 
@@ -183,7 +182,7 @@ def test_any_name_is_escaped_with_one_line_per_image(names: list[tuple[str, str]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout.write", written.append, raising=False)
         rows = [image(first, second) for first, second in names]
-        ListRequest.of(IMAGES, ListOptions(form)).print(as_json(document_of(rows)), empty="no images")
+        ListRequest.of(IMAGES, ListOptions(form)).print(document_of(rows), empty="no images", now=NOW)
     lines = "".join(written).split("\n")[:-1]
     assert [escape(line) for line in lines] == lines
     assert len(lines) == len(names) + (form != "name" and bool(names))
