@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import BufferedReader
+    from os import PathLike
     from pathlib import Path
 
 _RANDOM_BYTES = 4
@@ -126,3 +127,18 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+FileStamp = tuple[int, int, int]
+
+
+def file_stamp(path: str | PathLike[str]) -> FileStamp:
+    """Return inode, size in bytes and modification time in nanoseconds of a file; zeros if it cannot be read.
+
+    Symbolic links are followed, since Kubernetes renews a mounted Secret by replacing a link.
+    """
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a single call, without a Path object
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_size, found.st_mtime_ns)

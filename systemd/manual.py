@@ -23,12 +23,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from nodeagent import __version__
-from nodeagent.cli.examples import EXAMPLES
+from nodeagent.cli.help import EXAMPLES, topics
 from nodeagent.cli.main import app
-from nodeagent.cli.topics import topics
 from nodeagent.config.fields import settings_of
 from nodeagent.config.models import Config
-from nodeagent.config.toml_writer import toml_value
+from nodeagent.config.reference import toml_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

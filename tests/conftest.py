@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from nodeagent.host import kubelet_detection
+from nodeagent.host import kubelet_traces as kubelet_detection
 from tests.support.kubelet_tree import make_node
 
 if TYPE_CHECKING:

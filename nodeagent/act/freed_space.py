@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.guarded_call import GuardedCall, HangingCallError
-from nodeagent.host.btrfs import start_commits
+from nodeagent.host.filesystems import start_commits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from nodeagent.errors import ForeignNodeError
 from nodeagent.kube.node_api import patch_planned
-from nodeagent.observe.node_identity import compare_with_machine
-from nodeagent.plan.kubernetes.taints import TaintPlan, plan_taints
+from nodeagent.observe.node_facts import compare_with_machine
+from nodeagent.plan.kubernetes.conditions import TaintPlan, plan_taints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

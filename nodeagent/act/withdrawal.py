@@ -9,14 +9,13 @@ from nodeagent.errors import ApiServerError
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.node_api import NodeApi, patch_planned
-from nodeagent.observe.node_identity import read_foreign
-from nodeagent.plan.kubernetes.conditions import conditions_patch
-from nodeagent.plan.kubernetes.withdrawal import plan_withdrawal
+from nodeagent.observe.node_facts import read_foreign
+from nodeagent.plan.kubernetes.conditions import conditions_patch, plan_withdrawal
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.model.access import ApiAccess
-    from nodeagent.plan.kubernetes.withdrawal import WithdrawalPlan
+    from nodeagent.plan.kubernetes.conditions import WithdrawalPlan
 
 WITHIN_S: Final = 15.0
 

@@ -15,7 +15,7 @@ from nodeagent import __version__
 from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
 from nodeagent.config.socket_path import read_socket_path
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
-from nodeagent.host.peer import read_peer
+from nodeagent.host.sockets import read_peer
 from nodeagent.http_exchange import HttpExchange, HttpProtocolError, SocketResponse, TruncatedResponseError
 from nodeagent.parsing import parse_json
 from nodeagent.text import escape

@@ -53,7 +53,7 @@ def setting_keys() -> list[str]:
 
 def topic_names() -> list[str]:
     """Return the names of the documents of ``nodeagent help``."""
-    from nodeagent.cli.topics import topics  # noqa: PLC0415 - needed only here
+    from nodeagent.cli.help import topics  # noqa: PLC0415 - needed only here
 
     return [*topics()]
 

@@ -81,7 +81,7 @@ def show(path: Path | None, form: str, *, sources: bool, key: str = "", direct: 
 
 def _of_files(path: Path | None) -> EffectiveConfig:
     """Return the configuration read from a file, its drop-ins and the environment variables."""
-    from nodeagent.config.toml_writer import toml_value  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.config.reference import toml_value  # noqa: PLC0415 - not needed if the daemon responds
 
     pairs = effective(load(path)).items()
     values = [(key, toml_value(value)) for key, (value, _) in pairs]
@@ -101,7 +101,7 @@ def _print_setting(config: EffectiveConfig, key: str, form: str, *, source: bool
 def _print_values(config: EffectiveConfig, form: str, *, sources: bool) -> None:
     """Print a configuration as TOML, JSON or YAML; with ``sources`` as TOML, each source in a comment."""
     from nodeagent.config.models import Config  # noqa: PLC0415
-    from nodeagent.config.toml_writer import sourced_toml, to_toml  # noqa: PLC0415
+    from nodeagent.config.reference import sourced_toml, to_toml  # noqa: PLC0415
     from nodeagent.config.validation import convert as validated  # noqa: PLC0415
 
     values = {key: _parsed(each.value) for key, each in config.settings.items()}
@@ -207,7 +207,7 @@ def fields_of_node(root: Path | None = None) -> Mapping[str, object]:
         ConfigError: no kubelet configuration is found, or a file of it cannot be read.
     """
     from nodeagent.clock import SystemClock  # noqa: PLC0415
-    from nodeagent.host.kubelet_detection import HOST_ROOT, read_kubelet_traces  # noqa: PLC0415
+    from nodeagent.host.kubelet_traces import HOST_ROOT, read_kubelet_traces  # noqa: PLC0415
     from nodeagent.kube.kubelet_config import read_kubelet_config  # noqa: PLC0415
 
     root = HOST_ROOT if root is None else root
@@ -252,7 +252,7 @@ def _write(path: Path, text: str, like: os.stat_result | None) -> None:
 def default(*, dry_run: bool) -> None:
     """Print a configuration file with every setting explained and commented out."""
     from nodeagent.config.models import Config  # noqa: PLC0415
-    from nodeagent.config.toml_writer import to_toml  # noqa: PLC0415
+    from nodeagent.config.reference import to_toml  # noqa: PLC0415
 
     sys.stdout.write(to_toml(Config(dry_run=dry_run), commented=True))
 
@@ -265,8 +265,8 @@ def reference(key: str = "") -> None:
     """
     from nodeagent.config.fields import settings_of  # noqa: PLC0415
     from nodeagent.config.models import Config  # noqa: PLC0415
-    from nodeagent.config.toml_writer import reference as make_reference  # noqa: PLC0415
-    from nodeagent.config.toml_writer import toml_value  # noqa: PLC0415
+    from nodeagent.config.reference import reference as make_reference  # noqa: PLC0415
+    from nodeagent.config.reference import toml_value  # noqa: PLC0415
 
     if not key:
         sys.stdout.write(make_reference())

@@ -17,9 +17,8 @@ from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.filesystems import filesystem_id
-from nodeagent.host.kubelet_detection import read_kubelet_traces
+from nodeagent.host.kubelet_traces import read_kubelet_traces
 from nodeagent.host.logind_config import read_delay
-from nodeagent.host.peer import group_number
 from nodeagent.host.probes import (
     has_journald,
     hides,
@@ -29,6 +28,7 @@ from nodeagent.host.probes import (
     read_psi_resources,
     read_unit_exposure,
 )
+from nodeagent.host.sockets import group_number
 from nodeagent.kube.kubelet_config import read_kubelet_config
 from nodeagent.model import Role
 from nodeagent.observe.node_role import read_role
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.agent import Agent
     from nodeagent.config.settings import Settings
-    from nodeagent.host.login1 import LogindFacts
+    from nodeagent.host.dbus import LogindFacts
     from nodeagent.model import NodeSnapshot
     from nodeagent.runtime.cri_messages import ImageFsInfo
 

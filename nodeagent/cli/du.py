@@ -8,8 +8,7 @@ from nodeagent.api.gc import DiskUsage
 from nodeagent.cli.display import Line, filled_cells, standard_output
 from nodeagent.cli.plan_view import usage_line
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, print_document, read
-from nodeagent.cli.table import Heading, Table
-from nodeagent.cli.values import short_reference, size_cell
+from nodeagent.cli.table import Heading, Table, short_reference, size_cell
 from nodeagent.errors import UsageError
 from nodeagent.plan.gc.breakdown import Part
 from nodeagent.text import Cut

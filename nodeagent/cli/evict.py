@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.api.eviction import EvictionPreview
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.reading import print_document, read
-from nodeagent.cli.table import Heading, Table
-from nodeagent.cli.values import size_cell
+from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
 

@@ -9,7 +9,7 @@ from msgspec import UnsetType, structs
 
 from nodeagent.api.eviction import RecordedEviction
 from nodeagent.api.history import History
-from nodeagent.cli import values
+from nodeagent.cli import table as values
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import NODE_STOPS, PASSES, done_items
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.api.history import NodeStop, PastPass
-    from nodeagent.cli.list_options import ListOptions
+    from nodeagent.cli.listing import ListOptions
 
 
 class HistoryRequest(NamedTuple):

@@ -14,7 +14,7 @@ from nodeagent.clock import SystemClock
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.cli.list_options import ListOptions
+    from nodeagent.cli.listing import ListOptions
 
 
 def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:

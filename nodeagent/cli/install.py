@@ -12,7 +12,7 @@ from nodeagent.cli.completion_scripts import SCRIPTS
 from nodeagent.cli.withdrawal import withdraw_from_cluster
 from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.config.models import Config
-from nodeagent.config.toml_writer import to_toml
+from nodeagent.config.reference import to_toml
 from nodeagent.errors import InhibitorError, InstallError, UsageError
 from nodeagent.files import create_file, replace_file
 from nodeagent.host import installation

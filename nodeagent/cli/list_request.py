@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nodeagent.api.codec import Document
     from nodeagent.cli.display import Display
-    from nodeagent.cli.list_options import ListOptions
+    from nodeagent.cli.listing import ListOptions
 
 R = TypeVar("R")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.cli.listing import ListView, Scope, count, duration, flag, identifier, since, size, text
-from nodeagent.cli.values import done_cell, short_reference, time_cell
+from nodeagent.cli.table import done_cell, short_reference, time_cell
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:

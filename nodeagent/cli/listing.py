@@ -9,8 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from nodeagent.cli.table import SHORTEST, Heading
-from nodeagent.cli.values import age, short_id, size_cell
+from nodeagent.cli.table import SHORTEST, Heading, age, short_id, size_cell
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
@@ -177,3 +176,28 @@ class ListView(NamedTuple, Generic[R]):
     def filter_keys(self) -> tuple[str, ...]:
         """The keys of ``--filter``."""
         return tuple(each.key for each in self.columns if each.texts is not None)
+
+
+class ListOptions(NamedTuple):
+    """The options of a list command.
+
+    Attributes:
+        form: ``table``, ``wide``, ``json``, ``yaml`` or ``name``.
+        sort_by: key of a column, with the prefix ``-`` for descending order; empty for the order of the document.
+        filters: conditions ``KEY=VALUE`` or ``KEY!=VALUE``; ``*``, ``?`` and ``[...]`` in a value are wildcards.
+        headers: whether a table has headings.
+        truncate: whether values are cut to the width of a terminal.
+        quiet: whether only ids are printed.
+    """
+
+    form: str = "table"
+    sort_by: str = ""
+    filters: tuple[str, ...] = ()
+    headers: bool = True
+    truncate: bool = True
+    quiet: bool = False
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the output is a table: ``table`` or ``wide`` without ``--quiet``."""
+        return self.form in ("table", "wide") and not self.quiet

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from nodeagent.act.previewer import Previews
     from nodeagent.api.codec import Document
-    from nodeagent.cli.list_options import ListOptions
     from nodeagent.cli.list_request import ListRequest
+    from nodeagent.cli.listing import ListOptions
     from nodeagent.cli.source import Source
 
     D = TypeVar("D", bound=Document)

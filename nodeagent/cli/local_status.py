@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.session import load_settings, open_for_command
-from nodeagent.daemon.node_report import report_document
-from nodeagent.daemon.status import StatusReader, pods_document, status_document
+from nodeagent.daemon.status import StatusReader, pods_document, report_document, status_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

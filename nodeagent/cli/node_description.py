@@ -16,11 +16,9 @@ from nodeagent.clock import SystemClock
 from nodeagent.errors import ApiServerError, NodeAgentError
 from nodeagent.model import Role
 from nodeagent.observe.eviction_signals import EvictionSignalReader
-from nodeagent.observe.node_facts import NodeFactsReader
-from nodeagent.observe.node_policy import status_policy
+from nodeagent.observe.node_facts import NodeFactsReader, status_policy
 from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.plan.node_object import node_object
-from nodeagent.plan.node_status import READY
+from nodeagent.plan.node_status import READY, node_object
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
 
@@ -97,7 +95,7 @@ async def _read_spec(access: ApiAccess, name: str) -> tuple[NodeSpec | None, str
     from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
     from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
     from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
-    from nodeagent.observe.node_identity import compare_with_machine  # noqa: PLC0415
+    from nodeagent.observe.node_facts import compare_with_machine  # noqa: PLC0415
 
     api = NodeApi(ApiClient(access, ApiCredentials(access)), name)
     try:

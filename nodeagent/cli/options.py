@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from nodeagent.cli.examples import example_text
-from nodeagent.cli.list_options import ListOptions
+from nodeagent.cli.help import example_text
+from nodeagent.cli.listing import ListOptions
 from nodeagent.errors import UsageError
 
 if TYPE_CHECKING:

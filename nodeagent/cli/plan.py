@@ -13,15 +13,14 @@ from nodeagent.act.gc.undo_terms import offered_window_s
 from nodeagent.api.codec import encode
 from nodeagent.api.gc import Drift, Report
 from nodeagent.api.gc import Preview as PreviewDocument
-from nodeagent.api.saved_plan import Apply, PlanDiff, encode_saved_plan
+from nodeagent.api.undo import Apply, PlanDiff, encode_saved_plan
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirm_removals, exit_code, note_dry_run, predicted_exit_code, run_interruptibly
 from nodeagent.cli.output import warn
 from nodeagent.cli.plan_view import decision_lines, item_heading, report_lines
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.cli.table import Heading, Table
-from nodeagent.cli.values import short_reference
+from nodeagent.cli.table import Heading, Table, short_reference
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.files import replace_file
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.act.gc.pass_state import Preview
-    from nodeagent.api.saved_plan import SavedItem
+    from nodeagent.api.undo import SavedItem
     from nodeagent.config.settings import Settings
     from nodeagent.plan.gc import saved_plan
     from nodeagent.plan.gc.saved_plan import SavedPlan

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.cli.display import Line
-from nodeagent.cli.table import Heading, Table
-from nodeagent.cli.values import short_id, short_reference, size, size_cell
+from nodeagent.cli.table import Heading, Table, short_id, short_reference, size, size_cell
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
 from nodeagent.plan.gc.policy import LIMITS
 from nodeagent.text import Cut

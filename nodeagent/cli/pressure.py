@@ -11,8 +11,7 @@ from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import Line, bar
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.signal_values import is_stall, short_amount, signal_name, used_share
-from nodeagent.cli.table import Heading, Table
-from nodeagent.cli.values import size_cell
+from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.cli.watch import print_document, watching
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes

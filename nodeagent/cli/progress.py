@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nodeagent.cli.render import make_console
-from nodeagent.cli.values import short_reference
+from nodeagent.cli.table import short_reference
 from nodeagent.text import escape
 
 if TYPE_CHECKING:

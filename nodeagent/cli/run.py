@@ -20,10 +20,8 @@ from nodeagent.daemon.memory import configure_malloc
 from nodeagent.daemon.supervisor import supervise
 from nodeagent.daemon.unix_signals import ignore_hangup
 from nodeagent.errors import ConfigError, InhibitorError
-from nodeagent.host.fdstore import DescriptorStore, stored_descriptor
-from nodeagent.host.notify import Notifier
 from nodeagent.host.processes import WORKING_DIRECTORY
-from nodeagent.host.systemd import PodSlices
+from nodeagent.host.systemd import DescriptorStore, Notifier, PodSlices, stored_descriptor
 from nodeagent.observe.node_role import read_role
 from nodeagent.telemetry import logging as log
 

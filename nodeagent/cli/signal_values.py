@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.cli.values import size_cell
+from nodeagent.cli.table import size_cell
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:

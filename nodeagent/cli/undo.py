@@ -14,8 +14,7 @@ from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say, warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.cli.table import Heading, Table
-from nodeagent.cli.values import short_id, short_reference, size_cell
+from nodeagent.cli.table import Heading, Table, short_id, short_reference, size_cell
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.text import Cut

@@ -12,7 +12,7 @@ from nodeagent.config.files import read_document
 from nodeagent.config.kubelet_fields import FieldGroup, explain_field, is_zero
 from nodeagent.config.loading import load
 from nodeagent.config.models import Config
-from nodeagent.config.toml_writer import toml_value
+from nodeagent.config.reference import toml_value
 from nodeagent.config.validation import convert as validated
 from nodeagent.errors import ConfigError
 from nodeagent.parsing import parse_yaml

@@ -12,7 +12,7 @@ from nodeagent.config.fields import Check, Count, Duration, OptionalPath, Sectio
 from nodeagent.errors import ConfigError
 from nodeagent.model import Role
 from nodeagent.model.access import ApiAccess
-from nodeagent.plan.kubernetes.policy import (
+from nodeagent.plan.kubernetes.registration import (
     NO_RESERVATION,
     TAINT_EFFECTS,
     TAINT_KEYS,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal, get_origin
 from nodeagent.config.fields import settings_of, value_of
 from nodeagent.config.files import ENVIRONMENT_PREFIX, FOREIGN_PREFIXES, read_files
 from nodeagent.config.models import Config
+from nodeagent.config.reference import toml_value
 from nodeagent.config.settings import DEFAULT_SOURCE
-from nodeagent.config.toml_writer import toml_value
 from nodeagent.config.validation import InvalidDocumentError, convert
 from nodeagent.errors import ConfigError
 from nodeagent.record import Record, field, replace

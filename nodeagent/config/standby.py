@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.loading import effective, load
 from nodeagent.config.models import Config
-from nodeagent.config.toml_writer import toml_value
+from nodeagent.config.reference import toml_value
 from nodeagent.errors import ConfigError
 from nodeagent.record import replace
 

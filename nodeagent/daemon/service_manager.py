@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.host.notify import Notifier
+    from nodeagent.host.systemd import Notifier
 
     Preview = Callable[[Settings, Settings, DaemonContext], Awaitable[Effect]]
     """Returns the effect of the first settings when they replace the second settings; see ``preview_effect``."""

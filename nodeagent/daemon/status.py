@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 from nodeagent import __version__
 from nodeagent.api.common import Filesystem
 from nodeagent.api.holds import HoldFields
+from nodeagent.api.node.gc import preview_collection
+from nodeagent.api.node_report import NodeReport
 from nodeagent.api.pods import PodUsage
 from nodeagent.api.pressure import Pressure, Signal
 from nodeagent.api.status import (
@@ -32,12 +34,14 @@ from nodeagent.daemon import passes as loop_status
 from nodeagent.daemon.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
+from nodeagent.host.node import node_name
 from nodeagent.model import Role
 from nodeagent.model import pressure as model
 from nodeagent.observe.eviction_signals import EvictionSignalReader, LayoutCache
 from nodeagent.plan.eviction.planner import eviction_order
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.gc.keep_rules import holds_in_force
+from nodeagent.plan.gc.policy import Scope
 from nodeagent.store import HoldFile
 
 if TYPE_CHECKING:
@@ -413,3 +417,24 @@ def _health_problems(agent: Agent) -> list[str]:
         )
         if each
     ]
+
+
+async def report_document(agent: Agent, reader: StatusReader, context: DaemonContext | None) -> NodeReport:
+    """Return the report of the node; if the node cannot be observed, the report has the cause and no plan.
+
+    Only the enabled loops are planned, since the report predicts the removals of the daemon.
+    """
+    status = await status_document(agent, reader, context)
+    scope, preview, problem = _enabled_scope(agent.settings), None, ""
+    try:
+        preview = None if scope is None else await preview_collection(agent, scope)
+    except NodeAgentError as error:
+        problem = str(error)
+    return NodeReport.of(node_name(agent.settings.kubelet.node_name), status, preview, problem)
+
+
+def _enabled_scope(settings: Settings) -> Scope | None:
+    """Return the scope of the enabled collection loops; ``None`` if the configuration disables both."""
+    if settings.image_interval_s is None:
+        return None if settings.container_interval_s is None else Scope.CONTAINERS
+    return Scope.IMAGES if settings.container_interval_s is None else Scope.ALL

@@ -41,8 +41,7 @@ from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.daemon.unix_signals import handled
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
 from nodeagent.host.lock import daemon_lock
-from nodeagent.host.notify import Notifier
-from nodeagent.host.systemd import is_node_stopping
+from nodeagent.host.systemd import Notifier, is_node_stopping
 from nodeagent.plan.gc.breakdown import describe
 from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace

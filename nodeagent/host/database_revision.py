@@ -14,7 +14,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from nodeagent.host.peer import read_peer
+from nodeagent.host.sockets import read_peer
 from nodeagent.record import Record
 
 _CONNECT_WITHIN_S: Final = 1.0

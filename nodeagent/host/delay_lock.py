@@ -6,8 +6,7 @@ import select
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import InhibitorError
-from nodeagent.host.dbus import Bus, Descriptor
-from nodeagent.host.login1 import InhibitorEntry, acquire_lock
+from nodeagent.host.dbus import Bus, Descriptor, InhibitorEntry, acquire_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +34,7 @@ class DelayLock:
         return None if self._descriptor is None else self._descriptor.number
 
     async def acquire(self, bus: Bus) -> None:
-        """Acquire a lock, then close the former lock. Raises as :func:`nodeagent.host.login1.acquire_lock`."""
+        """Acquire a lock, then close the former lock. Raises as :func:`nodeagent.host.dbus.acquire_lock`."""
         new = await acquire_lock(bus, self._who, self._why)
         self.release()
         self._descriptor, self._acquired_here = new, True

@@ -13,9 +13,20 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import ObservationError
-from nodeagent.host.confinement import MAX_DEPTH, Place, RemovalRefusedError, open_below, place_of
-from nodeagent.host.podlogs import FAR_FUTURE, changed, has_target, link_container_id, open_log_root, pod_uid
-from nodeagent.model.logs import LogSpace
+from nodeagent.host.pod_logs import (
+    FAR_FUTURE,
+    MAX_DEPTH,
+    Place,
+    RemovalRefusedError,
+    changed,
+    has_target,
+    link_container_id,
+    open_below,
+    open_log_root,
+    place_of,
+    pod_uid,
+)
+from nodeagent.model.node import LogSpace
 from nodeagent.record import Record
 
 if TYPE_CHECKING:

@@ -11,18 +11,20 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.errors import InhibitorError
-from nodeagent.host.dbus import BUS_NAME, Bus, BusCallError
-from nodeagent.host.delay_lock import DelayLock
-from nodeagent.host.login1 import (
+from nodeagent.host.dbus import (
+    BUS_NAME,
     IN_PROGRESS,
     LOGIND_NAME,
     LOGIND_PATH,
     MANAGER,
+    Bus,
+    BusCallError,
     list_inhibitors,
     owner_of_logind,
     read_limit_us,
     read_property,
 )
+from nodeagent.host.delay_lock import DelayLock
 from nodeagent.plan.shutdown.inhibitor import (
     AgentStopping,
     BusConnected,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.files import open_trusted
 from nodeagent.errors import ConfigError
-from nodeagent.file_stamp import FileStamp, file_stamp
+from nodeagent.files import FileStamp, file_stamp
 
 if TYPE_CHECKING:
     import ssl

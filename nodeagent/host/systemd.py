@@ -1,7 +1,17 @@
-"""State of the system and of the agent's unit, as systemd reports them; logind's unit, and the slices of pods."""
+"""systemd: units and state of the system, notifications of the agent's service, and the descriptor store.
+
+Without a service manager, notifications have no effect. The descriptor store keeps the inhibitor lock across a crash of
+the agent: logind grants no locks during a shutdown, so a lock that is lost with its process cannot be acquired again.
+systemd keeps a copy across restarts of the service and passes it to the next process.
+
+Source: sd_notify(3), systemd.service(5), ``WatchdogSec=``.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,11 +22,12 @@ from nodeagent.host.logind_config import parse_span_us
 from nodeagent.host.node import boot_id
 from nodeagent.host.processes import run
 from nodeagent.record import Record
+from nodeagent.text import escape
 from nodeagent.units import USEC_INFINITY
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 STOPPING: Final = "stopping"
 _BUS: Final = "dbus.service"
@@ -197,3 +208,114 @@ def _output(*words: str) -> str:
 
 def _run(*words: str, within_s: float) -> subprocess.CompletedProcess[str] | None:
     return run("systemctl", *words, within_s=within_s)
+
+
+_MAX_STATUS: Final = 800
+"""Maximum length of a status line in characters, of at most 4 bytes each.
+
+The service manager ignores a message of more than 4096 bytes, and with it READY=1. Source: systemd,
+``NOTIFY_BUFFER_MAX``.
+"""
+
+
+class Notifier:
+    """The service manager's notification socket, from the environment.
+
+    Attributes:
+        watchdog_s: watchdog timeout in seconds; ``None`` without a watchdog for this process.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        microseconds = environment.get("WATCHDOG_USEC", "")
+        for_this_process = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        self.watchdog_s = int(microseconds) / 1e6 if microseconds.isdecimal() and for_this_process else None
+
+    @property
+    def present(self) -> bool:
+        """Whether a service manager started this process."""
+        return bool(self._address)
+
+    def ready(self, status: str = "") -> None:
+        """Report that start-up, or a reload, has finished."""
+        self._send("READY=1", status)
+
+    def reloading(self) -> None:
+        """Report the start of a reload."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        """Report the start of the shutdown of this process."""
+        self._send("STOPPING=1")
+
+    def status(self, text: str) -> None:
+        """Report the status line that ``systemctl status`` shows."""
+        self._send("", text)
+
+    def alive(self) -> None:
+        """Feed the watchdog."""
+        self._send("WATCHDOG=1")
+
+    def _send(self, state: str, status: str = "") -> None:
+        shown = escape(" ".join(status.split()))
+        lines = [line for line in (state, f"STATUS={shown[:_MAX_STATUS]}" if shown else "") if line]
+        send("\n".join(lines), self._address)
+
+
+def send(text: str, address: str, *descriptors: int) -> bool:
+    """Send a message, with copies of descriptors, to the service manager; return whether it was sent.
+
+    The call never blocks: without a listener, or with a full queue, the message is dropped.
+    """
+    if not address.startswith(("/", "@")):
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
+            sender.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+            socket.send_fds(sender, [text.encode()], list(descriptors))
+    except OSError:
+        return False
+    return True
+
+
+LOCK_NAME: Final = "shutdown-lock"
+_FIRST: Final = 3
+
+
+def stored_descriptor(name: str = LOCK_NAME, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the descriptor that systemd passed to this process under a name; ``None`` without a descriptor.
+
+    The caller closes the descriptor. If several descriptors have the name, the last is returned and the rest are
+    closed.
+
+    Source: sd_listen_fds(3), ``LISTEN_PID``, ``LISTEN_FDS`` and ``LISTEN_FDNAMES``.
+    """
+    count = environment.get("LISTEN_FDS", "")
+    if environment.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal():
+        return None
+    names = environment.get("LISTEN_FDNAMES", "").split(":")
+    numbers = [_FIRST + index for index in range(int(count)) if index < len(names) and names[index] == name]
+    for number in numbers[:-1]:
+        with suppress(OSError):
+            os.close(number)
+    return numbers[-1] if numbers else None
+
+
+class DescriptorStore:
+    """The descriptor store of this service; without systemd, or with a disabled store, calls have no effect."""
+
+    def __init__(self, name: str = LOCK_NAME, environment: Mapping[str, str] = os.environ) -> None:
+        self._name = name
+        self._address = environment.get("NOTIFY_SOCKET", "")
+
+    def keep(self, number: int) -> bool:
+        """Store a copy of a descriptor in place of the earlier copy; return whether the message was sent.
+
+        Source: sd_notify(3), ``FDSTORE=1``. systemd itself closes a copy whose other end is closed.
+        """
+        return self.forget() and send(f"FDSTORE=1\nFDNAME={self._name}", self._address, number)
+
+    def forget(self) -> bool:
+        """Remove the stored copy; return whether the message was sent. Source: sd_notify(3), ``FDSTOREREMOVE=1``."""
+        return send(f"FDSTOREREMOVE=1\nFDNAME={self._name}", self._address)

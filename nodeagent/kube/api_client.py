@@ -7,19 +7,301 @@ httpx (10 MiB), aiohttp (15 MiB), and Kubernetes client packages (30 MiB and mor
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import urlsplit
 
+import h11
 import msgspec
 
-from nodeagent.errors import ApiServerUnavailableError
-from nodeagent.kube.api_connection import ApiConnection, ClosedBeforeAnswerError, cause_of, place_of, refusal
+from nodeagent import __version__
+from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
+from nodeagent.http_exchange import PART_BYTES, HttpExchange, HttpProtocolError, TruncatedResponseError
+from nodeagent.record import Record
+from nodeagent.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.kube.api_connection import ApiRequest
-    from nodeagent.kube.api_credentials import ApiCredentials
+    from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
     from nodeagent.model.access import ApiAccess
+
+JSON: Final = "application/json"
+_MAX_SHOWN: Final = 300
+_MAX_RETRY_AFTER_S: Final = 60.0
+_MAX_CAUSES: Final = 3
+_HINTS: Final = {
+    401: "credentials refused: expired, revoked or of another cluster",
+    403: "the identity of the agent lacks this rule",
+}
+
+
+class ApiStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """Status object in the answer to a refused request. Source: Kubernetes ``metav1.Status``."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class _Cause(msgspec.Struct, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class _Details(msgspec.Struct, frozen=True):
+    kind: str = ""
+    causes: list[_Cause] = []
+
+
+class _Detailed(msgspec.Struct, frozen=True):
+    details: _Details = _Details()
+
+
+class ApiRequest(Record):
+    """One HTTP request to the API server.
+
+    Attributes:
+        method: HTTP method, such as ``PATCH``.
+        target: path and query, percent-encoded.
+        body: JSON document; empty for a request without a body.
+        content_type: media type of the body.
+    """
+
+    method: str
+    target: str
+    body: bytes = b""
+    content_type: str = JSON
+
+
+class ClosedBeforeAnswerError(Exception):
+    """The server closed the connection before the first byte of an answer."""
+
+
+class ApiConnection:
+    """One TLS connection to the API server, for one HTTP request at a time."""
+
+    def __init__(
+        self, identity: ApiIdentity, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: str
+    ) -> None:
+        self.identity = identity
+        self._reader = reader
+        self._writer = writer
+        self._where = where
+        self._http = HttpExchange()
+
+    @classmethod
+    async def open(cls, identity: ApiIdentity, where: str) -> ApiConnection:
+        """Return an open connection to a verified server.
+
+        Raises:
+            ApiServerUnavailableError: the connection failed, the server certificate is not trusted, or the CA or the
+                client certificate cannot be loaded.
+        """
+        parts = urlsplit(identity.url)
+        host = parts.hostname or ""
+        context = await asyncio.to_thread(tls_context, identity)
+        try:
+            reader, writer = await asyncio.open_connection(
+                host, parts.port or 443, ssl=context, server_hostname=identity.server_name or host
+            )
+        except (OSError, ValueError) as error:
+            raise ApiServerUnavailableError(f"{where}: {cause_of(error)}") from error
+        return cls(identity, reader, writer, where)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request can be sent over this connection."""
+        return self._http.reusable and not (self._reader.at_eof() or self._writer.is_closing())
+
+    async def exchange(self, request: ApiRequest, max_bytes: int) -> tuple[int, dict[str, str], bytes]:
+        """Send a request and return the status, headers and body of the answer.
+
+        Raises:
+            ClosedBeforeAnswerError: the connection was closed before an answer.
+            ApiServerUnavailableError: the answer is malformed, incomplete or too large.
+        """
+        status, headers = await self.begin(request)
+        body = await self.rest(max_bytes)
+        return status, headers, body
+
+    async def begin(self, request: ApiRequest) -> tuple[int, dict[str, str]]:
+        """Send a request and return the status and headers of the answer.
+
+        Raises:
+            ClosedBeforeAnswerError: the connection was closed before an answer.
+            ApiServerUnavailableError: the answer is malformed.
+        """
+        self._where = place_of(request)
+        try:
+            self._writer.write(self._encoded(request))
+            await self._writer.drain()
+            while not isinstance(event := await self._next_event(), h11.Response):
+                pass
+        except (OSError, TruncatedResponseError) as error:
+            raise ClosedBeforeAnswerError from error
+        except HttpProtocolError as error:
+            raise self._incomplete(error) from error
+        return event.status_code, {name.decode().lower(): value.decode("latin-1") for name, value in event.headers}
+
+    async def rest(self, max_bytes: int) -> bytes:
+        """Return the unread part of the answer's body.
+
+        Raises:
+            ApiServerUnavailableError: the answer is malformed, incomplete or too large.
+        """
+        body = bytearray()
+        while (data := await self.next_data()) is not None:
+            body += data
+            if len(body) > max_bytes:
+                raise ApiServerUnavailableError(f"{self._where}: answer has more than {max_bytes} bytes")
+        return bytes(body)
+
+    async def next_data(self) -> bytes | None:
+        """Return the next part of the answer's body; ``None`` at the end of the body.
+
+        Raises:
+            ApiServerUnavailableError: the answer is malformed or incomplete.
+        """
+        try:
+            while not isinstance(event := await self._next_event(), h11.Data | h11.EndOfMessage):
+                pass
+        except (OSError, HttpProtocolError, TruncatedResponseError) as error:
+            raise self._incomplete(error) from error
+        return bytes(event.data) if isinstance(event, h11.Data) else None
+
+    def _incomplete(self, error: Exception) -> ApiServerUnavailableError:
+        return ApiServerUnavailableError(f"{self._where}: incomplete answer: {cause_of(error)}")
+
+    def _encoded(self, request: ApiRequest) -> bytes:
+        parts = urlsplit(self.identity.url)
+        headers = [
+            ("Host", parts.netloc),
+            ("Accept", JSON),
+            ("User-Agent", f"nodeagent/{__version__}"),
+        ]
+        if request.body:
+            headers.append(("Content-Type", request.content_type))
+        if self.identity.token:
+            headers.append(("Authorization", f"Bearer {self.identity.token}"))
+        return self._http.encode(request.method, parts.path.rstrip("/") + request.target, headers, request.body)
+
+    async def _next_event(self) -> h11.Response | h11.Data | h11.EndOfMessage:
+        while (event := self._http.next_event()) is None:
+            self._http.receive(await self._reader.read(PART_BYTES))
+        return event
+
+    def close(self) -> None:
+        """Close the connection without waiting for the server."""
+        self._writer.transport.abort()
+
+
+def tls_context(identity: ApiIdentity) -> ssl.SSLContext:
+    """Return a TLS context that verifies the server and presents the client certificate; blocking.
+
+    Raises:
+        ApiServerUnavailableError: the CA or the client certificate cannot be loaded.
+    """
+    try:
+        context = ssl.create_default_context(cadata=identity.ca or None)
+    except (ssl.SSLError, ValueError) as error:
+        raise ApiServerUnavailableError(f"API server: cannot load the CA certificates: {_openssl(error)}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Python 3.13 also requires extensions, such as key identifiers, that the CAs of older clusters lack.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.set_alpn_protocols(["http/1.1"])
+    if identity.certificate:
+        _load_certificate(context, identity)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, identity: ApiIdentity) -> None:
+    """Load the client certificate and key from a memfd, since OpenSSL reads only files and the key must not reach disk.
+
+    Raises:
+        ApiServerUnavailableError: the certificate or the key is invalid or encrypted.
+    """
+    descriptor = -1
+    try:
+        descriptor = os.memfd_create("nodeagent-client", os.MFD_CLOEXEC)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(identity.certificate.rstrip() + b"\n" + identity.key)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=_no_password)
+    except (OSError, ValueError) as error:
+        raise ApiServerUnavailableError(
+            f"API server: cannot load the client certificate and its key: {_openssl(error)}"
+        ) from error
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _no_password() -> str:
+    """Reject an encrypted key; without this callback OpenSSL prompts for a password on the terminal.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError("the key is encrypted")
+
+
+def _openssl(error: Exception) -> str:
+    """Return the reason of an OpenSSL error, without OpenSSL source locations."""
+    reason = getattr(error, "reason", None)
+    return str(reason).lower().replace("_", " ") if reason else str(error) or type(error).__name__
+
+
+def place_of(request: ApiRequest) -> str:
+    """Return the method and path of a request, for error messages."""
+    return f"API server: {request.method} {request.target.partition('?')[0]}"
+
+
+def refusal(where: str, status: int, headers: dict[str, str], body: bytes) -> ApiServerRefusedError:
+    """Return the error for a refused request. Source: Kubernetes API conventions, response status kind."""
+    try:
+        found = msgspec.json.decode(body, type=ApiStatus)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        found = ApiStatus()
+    try:
+        details = msgspec.json.decode(body, type=_Detailed).details
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        details = _Details()
+    causes = details.causes[:_MAX_CAUSES]
+    shown = (_shown(each.message) for each in causes)
+    parts = (f"HTTP {status}", _shown(found.reason), _shown(found.message), *shown, _HINTS.get(status, ""))
+    return ApiServerRefusedError(
+        f"{where}: {'; '.join(each for each in parts if each)}",
+        status,
+        found.reason,
+        _retry_after_s(headers),
+        kind=details.kind,
+        causes=tuple(each.reason for each in causes),
+    )
+
+
+def _retry_after_s(headers: dict[str, str]) -> float | None:
+    text = headers.get("retry-after", "").strip()
+    return min(_MAX_RETRY_AFTER_S, float(text)) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+
+
+def cause_of(error: BaseException | None) -> str:
+    """Return the cause of a failed connection for error messages, with the checks to make where possible."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"server certificate not trusted: {error.verify_message}; check the CA, the server name and the clock"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {_openssl(error)}"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, ConnectionResetError):  # asyncio raises it without a text
+        return "connection closed by the server"
+    return _shown(getattr(error, "strerror", None) or str(error)) or type(error).__name__
+
+
+def _shown(text: str) -> str:
+    """Return the escaped beginning of a text from the server; h11 errors quote malformed lines in full."""
+    text = escape(text)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
 
 T = TypeVar("T")
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.config.files import open_trusted
 from nodeagent.errors import ApiServerUnavailableError, ConfigError
-from nodeagent.file_stamp import FileStamp, file_stamp
+from nodeagent.files import FileStamp, file_stamp
 from nodeagent.guarded_call import GuardedCall
 from nodeagent.model.access import check_server_url
 from nodeagent.parsing import parse_yaml

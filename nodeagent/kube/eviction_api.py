@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from nodeagent.kube.api_connection import ApiRequest
+from nodeagent.kube.api_client import ApiRequest
 
 if TYPE_CHECKING:
     from nodeagent.kube.api_client import ApiClient

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from nodeagent.errors import ApiServerUnavailableError
-from nodeagent.kube.api_connection import ApiRequest
+from nodeagent.kube.api_client import ApiRequest
 from nodeagent.kube.pod_api import PAGE_SIZE, PODS
 from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.plan.kubernetes.failed_pods import FAILED, FailedPod

@@ -8,8 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from nodeagent.errors import ApiServerRefusedError
-from nodeagent.kube.api_client import STRATEGIC_PATCH
-from nodeagent.kube.api_connection import ApiRequest
+from nodeagent.kube.api_client import STRATEGIC_PATCH, ApiRequest
 from nodeagent.model.kubernetes import Lease, Node
 
 if TYPE_CHECKING:

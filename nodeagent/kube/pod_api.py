@@ -11,8 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.kube.api_client import ApiStream
-from nodeagent.kube.api_connection import ApiRequest, ApiStatus
+from nodeagent.kube.api_client import ApiRequest, ApiStatus, ApiStream
 from nodeagent.kube.podspec import parse_listed_pod
 from nodeagent.model.pods import ENDED, PodSpec
 from nodeagent.plan.kubernetes.pod_watch import MAX_ENDED, MAX_PODS, EventKind, PodEvent, compact

@@ -5,11 +5,20 @@ plain ``dict`` is used instead of a read-only wrapper, because a node has tens o
 """
 
 from nodeagent.model.clock_trust import TRUSTED, ClockTrust
-from nodeagent.model.hold import ALL_IMAGES, LONGEST_HOLD_S, Hold
 from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
-from nodeagent.model.logs import ContainerLogLink, LogOpeners, LogTree, PodLogDirectory
-from nodeagent.model.node import NodeSnapshot, RuntimeInfo
-from nodeagent.model.pod_images import NO_POD_IMAGES, PodImages
+from nodeagent.model.node import (
+    ALL_IMAGES,
+    LONGEST_HOLD_S,
+    NO_POD_IMAGES,
+    ContainerLogLink,
+    Hold,
+    LogOpeners,
+    LogTree,
+    NodeSnapshot,
+    PodImages,
+    PodLogDirectory,
+    RuntimeInfo,
+)
 from nodeagent.model.pods import PodList, PodListSource
 from nodeagent.model.runtime import (
     Container,

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.kube.api_client import ApiClient
-from nodeagent.kube.api_connection import ApiRequest
+from nodeagent.kube.api_client import ApiClient, ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.certificate_dates import expiry
 from nodeagent.kube.node_api import NodeApi
 from nodeagent.kube.pod_api import PodApi
-from nodeagent.observe.node_identity import compare_with_machine, read_foreign
+from nodeagent.observe.node_facts import compare_with_machine, read_foreign
 from nodeagent.plan.kubernetes.access_check import TAINT_RULE
+from nodeagent.plan.kubernetes.conditions import trial_patch
 from nodeagent.plan.kubernetes.rules import access_reviews
-from nodeagent.plan.kubernetes.taints import trial_patch
 from nodeagent.record import Record
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import NodeAgentError, ObservationError
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import filesystem_id
-from nodeagent.host.kubelet_files import KUBELET_ROOT
+from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.meminfo import MemoryReader
 from nodeagent.host.signals import SignalPaths, read_filesystem_signals, read_other_filesystem, read_signals
 from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent import __version__
-from nodeagent.errors import NodeAgentError, ObservationError
+from nodeagent.errors import ApiServerRefusedError, NodeAgentError, ObservationError
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.machine import read_machine
 from nodeagent.host.node import node_name
 from nodeagent.model.kubernetes import NodeFacts
 from nodeagent.observe.eviction_signals import nodefs_path
+from nodeagent.plan.kubernetes.registration import unproven_because
+from nodeagent.plan.node_status import NodeStatusPolicy
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
+    from nodeagent.kube.node_api import NodeApi
+    from nodeagent.model.kubernetes import Node
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.model.runtime import Image
     from nodeagent.runtime.cri import CriClient
@@ -129,3 +133,33 @@ def _not_ready(problem: str) -> str:
     reason, _, message = rest.partition(": ")
     part = "runtime network" if condition == "NetworkReady" else "runtime"
     return f"container {part} not ready: {condition}=false reason:{reason} message:{message}"
+
+
+_FORBIDDEN: Final = 403
+
+
+async def read_foreign(nodes: NodeApi) -> str:
+    """Return the reason that the Node object is not proven to be of this machine; empty with proof.
+
+    Raises:
+        ApiServerError: the API server does not answer, or refuses the request with a status other than 403.
+    """
+    try:
+        found = await nodes.get_node()
+    except ApiServerRefusedError as error:
+        if error.status != _FORBIDDEN:
+            raise
+        return f"cannot read the Node object: {error}"
+    return await compare_with_machine(found)
+
+
+async def compare_with_machine(found: Node | None) -> str:
+    """Return the reason that a Node object is not proven to be of this machine; empty with proof."""
+    machine = await asyncio.to_thread(read_machine)
+    return unproven_because(found, machine.machine_id, machine.system_uuid)
+
+
+def status_policy(settings: Settings) -> NodeStatusPolicy:
+    """Return the node status policy: reservation, maximum number of pods, node IPs and eviction thresholds."""
+    chosen = settings.kubernetes
+    return NodeStatusPolicy(chosen.reservation, chosen.max_pods, chosen.node_ips, settings.eviction.thresholds)

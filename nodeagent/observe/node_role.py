@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.clock import SystemClock
 from nodeagent.guarded_call import GuardedCall
-from nodeagent.host.kubelet_detection import KubeletTraceReader, read_kubelet_traces
+from nodeagent.host.kubelet_traces import KubeletTraceReader, read_kubelet_traces
 from nodeagent.model import KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
 from nodeagent.plan.node_role import apply_hysteresis, decide_role
 

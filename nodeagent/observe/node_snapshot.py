@@ -13,9 +13,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import ObservationError, RuntimeUnavailableError
-from nodeagent.host import podlogs
-from nodeagent.host.log_trees import MAX_TREE_S, read_log_tree
-from nodeagent.host.podlogs import FAR_FUTURE
+from nodeagent.host import pod_logs as podlogs
+from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
 from nodeagent.model import GapCause, ImageUseRecord, LogTree, NodeSnapshot
 from nodeagent.observe.clock_reading import read_clocks, with_valid_times
 from nodeagent.observe.image_filesystems import ImageFilesystemReader

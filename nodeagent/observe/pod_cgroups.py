@@ -21,7 +21,7 @@ from nodeagent.host.cgroups import (
     read_working_sets,
 )
 from nodeagent.host.filesystems import read_mounts
-from nodeagent.host.kubelet_files import KUBELET_ROOT
+from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.meminfo import read_totals
 from nodeagent.host.pod_disk import memory_volumes_bytes
 from nodeagent.model.pods import ContainerHandle, PodHandle, PodReading

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from nodeagent.clock import Clock
-    from nodeagent.kube.listing import KubeletListing, PodLister
+    from nodeagent.kube.kubelet_pods import KubeletListing, PodLister
     from nodeagent.kube.manifests import Manifests
     from nodeagent.model import Sandbox
     from nodeagent.model.pods import PodSpec

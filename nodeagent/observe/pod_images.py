@@ -130,7 +130,7 @@ def make_bound_pods(settings: KubeletSettings, clock: Clock, list_sandboxes: San
     access = settings.access
     if access is None:
         return BoundPods(clock)
-    from nodeagent.host.port_owners import port_owners  # noqa: PLC0415 - loaded only with a configured kubelet
+    from nodeagent.host.sockets import port_owners  # noqa: PLC0415 - loaded only with a configured kubelet
     from nodeagent.kube.kubelet_pods import KubeletPods, pods_address  # noqa: PLC0415 - only with a configured kubelet
 
     return BoundPods(

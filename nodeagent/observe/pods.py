@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.host.kubelet_files import KUBELET_ROOT
-from nodeagent.host.port_owners import port_owners
-from nodeagent.kube.kubelet_pods import KubeletPods
-from nodeagent.kube.listing import KubeletListing
+from nodeagent.host.kubelet_traces import KUBELET_ROOT
+from nodeagent.host.sockets import port_owners
+from nodeagent.kube.kubelet_pods import KubeletListing, KubeletPods
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import Role
 from nodeagent.model.pods import PodInventory, PodReading
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.kube.listing import PodLister
+    from nodeagent.kube.kubelet_pods import PodLister
     from nodeagent.model import Container, Sandbox
     from nodeagent.model.access import KubeletAccess
     from nodeagent.model.pods import PodHandle, RuntimePod

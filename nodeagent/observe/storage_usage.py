@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
 from nodeagent.host.filesystems import filesystem_id
-from nodeagent.host.kubelet_files import KUBELET_ROOT
+from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.plan.gc.breakdown import MeasuredUsage, Walk, break_down
 from nodeagent.record import replace
 

@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Final
 from msgspec import UNSET
 
 from nodeagent.model.kubernetes import (
+    ARCH_LABEL,
+    HOSTNAME_LABEL,
+    OS_LABEL,
     ContainerImage,
+    Node,
     NodeAddress,
     NodeStatus,
     NodeSwap,
     NodeSystemInfo,
+    ObjectMeta,
     StatusCondition,
 )
 from nodeagent.model.pressure import NodeCondition, Signal
 from nodeagent.plan.kubernetes.conditions import report_time
-from nodeagent.plan.kubernetes.policy import NO_RESERVATION, Reservation
+from nodeagent.plan.kubernetes.registration import NO_RESERVATION, Reservation
 from nodeagent.record import Record
 from nodeagent.units import format_quantity
 
@@ -222,3 +227,27 @@ def _transition(earlier: StatusCondition | None, status: str, at: datetime) -> d
     if earlier is None or earlier.status != status or earlier.last_transition_time is None:
         return at
     return earlier.last_transition_time
+
+
+def node_object(
+    facts: NodeFacts, policy: NodeStatusPolicy, previous: Sequence[StatusCondition] = (), *, now: datetime
+) -> Node:
+    """Return the Node object: name, labels and status.
+
+    Args:
+        facts: facts of one observation of the node.
+        policy: settings of the node status.
+        previous: conditions of the last status, which provide the transition times.
+        now: time of the heartbeat, aware UTC.
+    """
+    labels = {
+        ARCH_LABEL: facts.machine.architecture,
+        HOSTNAME_LABEL: facts.name,
+        OS_LABEL: "linux",
+    }
+    return Node(
+        api_version="v1",
+        kind="Node",
+        metadata=ObjectMeta(name=facts.name, labels=labels),
+        status=node_status(facts, policy, previous, now=now),
+    )

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.kube.api_client import ApiClient
-from nodeagent.kube.api_connection import ApiRequest
+from nodeagent.kube.api_client import ApiClient, ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.pod_api import PodApi, PodWatch, parse_event
 from nodeagent.model.access import ApiAccess
@@ -26,8 +25,7 @@ from nodeagent.plan.kubernetes.heartbeat import (
     status_patch,
 )
 from nodeagent.plan.kubernetes.pod_watch import WatchState, after_events, after_list
-from nodeagent.plan.kubernetes.policy import RegistrationPolicy
-from nodeagent.plan.kubernetes.registration import plan_registration
+from nodeagent.plan.kubernetes.registration import RegistrationPolicy, plan_registration
 from nodeagent.text import escape
 from tests.fuzz.target import DefectError, Target
 from tests.support.certificates import Authority

@@ -24,9 +24,9 @@ from nodeagent.api.document_error import DocumentError
 from nodeagent.api.lists import Containers, Images, Listing, Pods
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.api.requests import REQUESTS, parse_request, request_type
-from nodeagent.cli.list_options import ListOptions
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
+from nodeagent.cli.listing import ListOptions
 from nodeagent.daemon.http.connection import Deadlines, HttpConnection, Receipt, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
 from nodeagent.errors import StoreError, UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nodeagent.cli.pin_fix import fix_pin
+from nodeagent.cli.doctor import fix_pin
 from nodeagent.config.loading import load
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection

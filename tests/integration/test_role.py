@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.clock import SystemClock
-from nodeagent.host.kubelet_detection import API_PORT, read_kubelet_traces
+from nodeagent.host.kubelet_traces import API_PORT, read_kubelet_traces
 from nodeagent.model import Role
 from nodeagent.observe.node_role import read_role
 from nodeagent.plan.decision import sentence_of

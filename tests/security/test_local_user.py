@@ -19,8 +19,8 @@ from nodeagent.api.client import ControlClient, DaemonRefusedError
 from nodeagent.clock import SystemClock
 from nodeagent.config.loading import load
 from nodeagent.errors import ConfigError, ObservationError
-from nodeagent.host.kubelet_detection import read_kubelet_traces
-from nodeagent.host.port_owners import port_owners
+from nodeagent.host.kubelet_traces import read_kubelet_traces
+from nodeagent.host.sockets import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model import TRUSTED, Hold
 from nodeagent.model.access import KubeletAccess

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from nodeagent.host.fdstore import DescriptorStore
+from nodeagent.host.systemd import DescriptorStore
 
 
 class CopyingStore(DescriptorStore):

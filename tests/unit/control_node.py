@@ -35,7 +35,7 @@ from nodeagent.daemon.control import server as control_socket
 from nodeagent.daemon.control.server import ControlServer
 from nodeagent.daemon.http import server as http_server
 from nodeagent.daemon.passes import LoopStatuses, PassLock
-from nodeagent.host.peer import Peer
+from nodeagent.host.sockets import Peer
 from nodeagent.model import ContainerState
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log

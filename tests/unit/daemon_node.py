@@ -27,7 +27,7 @@ from nodeagent.daemon.reload_grace import restore_grace
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.daemon.supervisor import serve_agents
 from nodeagent.errors import UsageError
-from nodeagent.host.notify import Notifier
+from nodeagent.host.systemd import Notifier
 from nodeagent.model import ContainerState
 from nodeagent.telemetry import logging as log
 from tests.sim.content import Layer

@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.guarded_call import call_kernel
-from nodeagent.host.cache_reclaim import is_writable, read_cache, reclaim_cache
+from nodeagent.host.cgroups import is_writable, read_cache, reclaim_cache
 from nodeagent.model.pressure import QosClass
 from nodeagent.plan.eviction.cache_reclaim import PodCache
 
 if TYPE_CHECKING:
-    from nodeagent.host.cache_reclaim import CgroupCache
+    from nodeagent.host.cgroups import CgroupCache
     from nodeagent.model.pods import PodHandle, PodInventory
     from nodeagent.model.pressure import PodFacts
 

@@ -11,7 +11,7 @@ from nodeagent.act.gc.executor import BATCH
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.host import log_removal
-from nodeagent.host.log_trees import read_log_tree
+from nodeagent.host.pod_logs import read_log_tree
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.leaks import piece_name

@@ -8,7 +8,7 @@ from nodeagent.act.gc.guard import DEFAULT_SETTLE_S, HURRIED_SETTLE_S, RuntimeRe
 from nodeagent.act.gc.image_removers import TransactionalImageRemover
 from nodeagent.act.gc.logs import LeakRemover, LogLinkRemover, PodLogRemover
 from nodeagent.act.gc.removers import ContainerRemover, ImageRemover, ImageRemoverWithoutLeases, SandboxRemover
-from nodeagent.host import podlogs
+from nodeagent.host import pod_logs as podlogs
 from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.decision import ItemKind
 from nodeagent.record import Record

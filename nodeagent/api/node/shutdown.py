@@ -26,7 +26,7 @@ from nodeagent.units import USEC_INFINITY
 if TYPE_CHECKING:
     from nodeagent.act.agent import Agent
     from nodeagent.config.settings import Settings
-    from nodeagent.host.login1 import LogindFacts
+    from nodeagent.host.dbus import LogindFacts
     from nodeagent.host.logind_config import LogindDelay
     from nodeagent.model import stops as node_stop
     from nodeagent.model.stops import ShutdownPod
@@ -103,7 +103,7 @@ def _status(settings: Settings, facts: LogindFacts | None, problem: str, limit: 
 
 async def query_logind() -> tuple[LogindFacts | None, str]:
     """Return logind's state, or ``None`` and the reason for a failed reading."""
-    from nodeagent.host.login1 import read_logind  # noqa: PLC0415 - the bus client is imported only by this command
+    from nodeagent.host.dbus import read_logind  # noqa: PLC0415 - the bus client is imported only by this command
 
     try:
         return await read_logind(deadline_s=_READ_WITHIN_S), ""

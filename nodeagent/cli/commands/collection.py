@@ -8,8 +8,8 @@ import typer
 
 from nodeagent.cli.completion_values import hold_ids, image_names
 from nodeagent.cli.exit_codes import EPILOG
-from nodeagent.cli.list_options import ListOptions
 from nodeagent.cli.list_views import HOLDS
+from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.options import (
     CONTAINER_GC,
     IMAGE_GC,

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from nodeagent.cli.completion_values import image_names, item_names, pass_ids
-from nodeagent.cli.list_options import ListOptions
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PASSES, PODS
+from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.options import (
     ConfigOption,
     DirectOption,
@@ -39,7 +39,7 @@ def images(
     -o wide adds the bytes freed by removing the image: the content that no other object references, or an upper bound,
     which is marked.
     """
-    from nodeagent.cli.image_tree import image_tree  # noqa: PLC0415
+    from nodeagent.cli.explain import image_tree  # noqa: PLC0415
     from nodeagent.cli.lists import list_images  # noqa: PLC0415
     from nodeagent.cli.source import Source  # noqa: PLC0415
 
@@ -155,8 +155,8 @@ def doctor(
     --fix-logind writes a drop-in with an InhibitDelayMaxSec= that covers all phases of a graceful shutdown.
     """
     from nodeagent.cli.doctor import examine  # noqa: PLC0415
-    from nodeagent.cli.logind_fix import fix_logind as apply_logind_fix  # noqa: PLC0415
-    from nodeagent.cli.pin_fix import fix_pin as apply_pin_fix  # noqa: PLC0415
+    from nodeagent.cli.doctor import fix_logind as apply_logind_fix  # noqa: PLC0415
+    from nodeagent.cli.doctor import fix_pin as apply_pin_fix  # noqa: PLC0415
 
     fixes = [*([apply_logind_fix] if fix_logind else []), *([apply_pin_fix] if fix_pin else [])]
     examine(config, at_endpoint(endpoint), output.value, strict=strict, fixes=fixes)

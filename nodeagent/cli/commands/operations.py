@@ -61,7 +61,7 @@ def help_(
 
     Without a topic, list the topics.
     """
-    from nodeagent.cli.topics import show_help  # noqa: PLC0415
+    from nodeagent.cli.help import show_help  # noqa: PLC0415
 
     show_help(context.find_root().command, words or ())
 

@@ -18,13 +18,19 @@ from nodeagent.api.diagnostics import Version
 from nodeagent.api.history import History
 from nodeagent.api.holds import HoldList
 from nodeagent.api.node import eviction, gc, lists, shutdown
-from nodeagent.api.saved_plan import encode_saved_plan
+from nodeagent.api.undo import encode_saved_plan
 from nodeagent.daemon.control.requested_pass import require_agent
 from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope, run_exclusively
-from nodeagent.daemon.node_report import report_document
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
-from nodeagent.daemon.status import StatusReader, pods_document, pressure_document, status_document, without_agent
+from nodeagent.daemon.status import (
+    StatusReader,
+    pods_document,
+    pressure_document,
+    report_document,
+    status_document,
+    without_agent,
+)
 from nodeagent.errors import UsageError
 from nodeagent.host.node import node_identity
 from nodeagent.observe.clock_reading import read_clocks, stored_trust

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from nodeagent.config.control import ControlSettings
     from nodeagent.daemon.http.messages import Response
-    from nodeagent.host.peer import Peer
+    from nodeagent.host.sockets import Peer
 
 
 def access_of(peer: Peer, settings: ControlSettings, group: int | None) -> Access:

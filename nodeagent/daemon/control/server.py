@@ -30,7 +30,7 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
     UsageError,
 )
-from nodeagent.host.peer import group_number, is_stale_socket
+from nodeagent.host.sockets import group_number, is_stale_socket
 from nodeagent.text import encodable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.control.service import ControlService
     from nodeagent.daemon.http.messages import Request
-    from nodeagent.host.peer import Peer
+    from nodeagent.host.sockets import Peer
 
 
 class ControlUnavailableError(NodeAgentError):

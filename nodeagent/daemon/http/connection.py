@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.daemon.http.messages import Handler, Route
-    from nodeagent.host.peer import Peer
+    from nodeagent.host.sockets import Peer
 
 HEAD_BYTES: Final = 8192
 T = TypeVar("T")

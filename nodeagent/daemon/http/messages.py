@@ -14,7 +14,7 @@ from nodeagent.text import escape_lines
 
 if TYPE_CHECKING:
     from nodeagent.config.metrics import Listen
-    from nodeagent.host.peer import Peer
+    from nodeagent.host.sockets import Peer
 
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"

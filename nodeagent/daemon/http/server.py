@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from nodeagent.daemon.http.connection import HEAD_BYTES, HttpConnection, Receipt
 from nodeagent.daemon.http.messages import problem
-from nodeagent.host.peer import is_stale_socket, read_peer
+from nodeagent.host.sockets import is_stale_socket, read_peer
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from nodeagent.config.metrics import Listen
     from nodeagent.daemon.http.connection import Service
-    from nodeagent.host.peer import Peer
+    from nodeagent.host.sockets import Peer
 
 ROOT: Final = 0
 _SMALL_BODY_BYTES: Final = 16 << 10

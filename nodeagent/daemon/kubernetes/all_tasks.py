@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.daemon.kubernetes.conditions import ConditionsTask
+from nodeagent.daemon.kubernetes.conditions import ConditionsTask, TaintsTask
 from nodeagent.daemon.kubernetes.events import EventsTask
 from nodeagent.daemon.kubernetes.failed_pods import FailedPodsTask
 from nodeagent.daemon.kubernetes.pod_watch import PodWatchTask
-from nodeagent.daemon.kubernetes.taints import TaintsTask
 from nodeagent.daemon.kubernetes.task import RegistrationTask
 
 if TYPE_CHECKING:

@@ -134,7 +134,7 @@ class FailedPodsTask(SessionTask):
             ApiServerError: a request failed for a reason other than its pod, or the Node object is not proven to be of
                 this machine.
         """
-        from nodeagent.observe.node_identity import read_foreign  # noqa: PLC0415 - with the client
+        from nodeagent.observe.node_facts import read_foreign  # noqa: PLC0415 - with the client
         from nodeagent.plan.kubernetes.failed_pods import plan_deletions  # noqa: PLC0415 - as above
 
         found, now = await requests.pods.list()

@@ -7,8 +7,8 @@ from collections import deque
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from nodeagent.daemon.context import AnnouncedPart, ShutdownAnnouncement
 from nodeagent.daemon.loops import wait_for_any
-from nodeagent.daemon.shutdown_announcement import AnnouncedPart, ShutdownAnnouncement
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.plan.kubernetes.heartbeat import (
     FIRST_RETRY_S,
@@ -25,21 +25,24 @@ from nodeagent.plan.kubernetes.heartbeat import (
     sight_lease,
     status_patch,
 )
-from nodeagent.plan.kubernetes.registration import RegistrationVerdict, plan_registration
-from nodeagent.plan.kubernetes.shutdown_cordon import is_cordoned_for_shutdown, plan_cordon, plan_uncordon
-from nodeagent.plan.node_object import node_object
-from nodeagent.plan.node_status import node_status
+from nodeagent.plan.kubernetes.registration import (
+    RegistrationVerdict,
+    is_cordoned_for_shutdown,
+    plan_cordon,
+    plan_registration,
+    plan_uncordon,
+)
+from nodeagent.plan.node_status import node_object, node_status
 from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from nodeagent.clock import Clock
-    from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
+    from nodeagent.daemon.kubernetes.session_task import RegistrationReporter
     from nodeagent.model.kubernetes import Lease, Node, NodeFacts, NodeStatus, StatusCondition
     from nodeagent.plan.kubernetes.heartbeat import LeaseSighting
-    from nodeagent.plan.kubernetes.policy import RegistrationPolicy
-    from nodeagent.plan.kubernetes.registration import RegistrationPlan
+    from nodeagent.plan.kubernetes.registration import RegistrationPlan, RegistrationPolicy
     from nodeagent.plan.node_status import NodeStatusPolicy
 
 _CHANGE_POLL_S: Final = 0.5

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.kubernetes.outbox import EventOutbox
+    from nodeagent.daemon.kubernetes.events import EventOutbox
     from nodeagent.model.kubernetes import NodeFacts
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.runtime.cri import CriClient
@@ -92,15 +92,17 @@ class RegistrationTask:
 
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
         # imported here, since a daemon without registration does not need h11, ssl and the API objects
-        from nodeagent.daemon.kubernetes.outbox import EventOutbox  # noqa: PLC0415
-        from nodeagent.daemon.kubernetes.reporting import RegistrationReporter  # noqa: PLC0415
+        from nodeagent.daemon.kubernetes.events import EventOutbox  # noqa: PLC0415
         from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts  # noqa: PLC0415
+        from nodeagent.daemon.kubernetes.session_task import RegistrationReporter  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
         from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
         from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
         from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
-        from nodeagent.observe.node_facts import NodeFactsReader  # noqa: PLC0415
-        from nodeagent.observe.node_policy import status_policy  # noqa: PLC0415
+        from nodeagent.observe.node_facts import (  # noqa: PLC0415
+            NodeFactsReader,
+            status_policy,
+        )
 
         access = settings.kubernetes.access
         if access is None:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.config.paths import RUNTIME_DIRECTORY
-from nodeagent.host.fdstore import DescriptorStore
-from nodeagent.host.systemd import LogindUnit, PodSlices
+from nodeagent.host.systemd import DescriptorStore, LogindUnit, PodSlices
 from nodeagent.observe.node_role import FRESH_S, ROLE_POLL_S
 from nodeagent.record import Record, field
 

@@ -16,8 +16,7 @@ from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.shutdown.environment import NAME, HostServices, Intervals, read_enablement
 from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
 from nodeagent.errors import InhibitorError
-from nodeagent.host.fdstore import stored_descriptor
-from nodeagent.host.systemd import userspace_id
+from nodeagent.host.systemd import stored_descriptor, userspace_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from nodeagent.model import Container, NodeSnapshot
-    from nodeagent.model.logs import LogSpace
+    from nodeagent.model.node import LogSpace
     from nodeagent.model.pressure import OtherImageFilesystem
     from nodeagent.plan.eviction.readings import ThresholdStatus
 

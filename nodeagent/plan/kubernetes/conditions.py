@@ -1,8 +1,18 @@
-"""Node conditions of the agent, the only fields of the Node object that the agent writes beside a kubelet.
+"""Node conditions of the agent, the taints that follow them, and the removal of both at an uninstallation.
 
-The conditions are written by a strategic merge patch, which keeps the conditions of others, such as the kubelet.
-Server-side apply is not used: an apply without conditions, which would remove them, also removes all status fields that
-no field manager owns, such as the addresses and capacity with which a kubelet has created its Node object.
+Beside a kubelet, conditions and taints are the only fields of the Node object that the agent writes. The conditions are
+written by a strategic merge patch, which keeps the conditions of others, such as the kubelet. Server-side apply is not
+used: an apply without conditions, which would remove them, also removes all status fields that no field manager owns,
+such as the addresses and capacity with which a kubelet has created its Node object.
+
+The effect of a taint is ``NoSchedule`` or ``PreferNoSchedule``. ``spec.taints`` is one atomic list, which also the node
+lifecycle controller and operators change. The patch therefore contains the whole list and the version of the object
+that was read, so that a concurrent change is a conflict. A taint is of the agent by its key, effect and empty value;
+every other taint is kept, in its place and with all fields.
+
+Beside a kubelet, an uninstallation also removes the taints and annotations of a registration, and uncordons the node if
+the agent cordoned it. Without a kubelet, these are kept, since no process would start the pods that the scheduler binds
+to the node.
 """
 
 from __future__ import annotations
@@ -11,13 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from nodeagent.model.kubernetes import StatusCondition
+from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, StatusCondition, Taint
 from nodeagent.plan.clock import not_before
+from nodeagent.plan.kubernetes.registration import CORDONED_ANNOTATION, TAINT_EFFECTS, TAINT_KEYS
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
+
+    from nodeagent.model.kubernetes import Node
 
 PREFIX: Final = "nodeagent.dev/"
 TYPES: Final = {"images": f"{PREFIX}ImageGCDegraded", "containers": f"{PREFIX}ContainerGCDegraded"}
@@ -133,3 +146,125 @@ def conditions_patch(uid: str, conditions: Iterable[StatusCondition]) -> Mapping
 
 def _comparable(condition: StatusCondition) -> tuple[str, str, str, str]:
     return condition.type, condition.status, condition.reason, condition.message
+
+
+class TaintPlan(Record):
+    """Changes of the agent's taints on a Node object.
+
+    Attributes:
+        added: taints to set, for display.
+        removed: taints to remove, for display.
+        present: the agent's taints after the changes, for display.
+        patch: patch of the Node; ``None`` without changes. The patch fails with a conflict if the object has changed.
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    present: tuple[str, ...] = ()
+    patch: Mapping[str, Any] | None = None
+
+
+def desired_effects(loops: Iterable[LoopResult], configured: Mapping[str, str]) -> dict[str, str]:
+    """Return the effect of each taint of the agent by key; an empty effect removes the taint.
+
+    A configured taint is absent in the result, and therefore unchanged, until its loop has a conclusive result.
+
+    Args:
+        loops: last result of each loop.
+        configured: effect of each configured taint, by key.
+    """
+    desired = {key: "" for key in TAINT_KEYS.values() if key not in configured}
+    for loop in loops:
+        key = TAINT_KEYS.get(loop.name, "")
+        degraded = False if loop.is_disabled else is_degraded(loop)
+        if key in configured and degraded is not None:
+            desired[key] = configured[key] if degraded else ""
+    return desired
+
+
+def plan_taints(found: Node, desired: Mapping[str, str]) -> TaintPlan:
+    """Return the changes of the agent's taints on a Node object; kept taints keep their order, new ones are appended.
+
+    Args:
+        found: the Node object.
+        desired: result of :func:`desired_effects`.
+    """
+    kept: list[Taint] = []
+    removed: list[Taint] = []
+    for each in found.spec.taints:
+        wrong = is_condition_taint(each) and desired.get(each.key, each.effect) != each.effect
+        (removed if wrong else kept).append(each)
+    used = {(each.key, each.effect) for each in kept}
+    added = [Taint(key=key, effect=effect) for key, effect in sorted(desired.items()) if effect]
+    added = [each for each in added if (each.key, each.effect) not in used]
+    taints = (*kept, *added)
+    shown = _shown(filter(is_condition_taint, taints))
+    if not added and not removed:
+        return TaintPlan(present=shown)
+    metadata = {"resourceVersion": found.metadata.resource_version}
+    patch = {"metadata": metadata, "spec": {"taints": [msgspec.to_builtins(each) for each in taints]}}
+    return TaintPlan(_shown(added), _shown(removed), shown, patch)
+
+
+def is_condition_taint(taint: Taint) -> bool:
+    """Return whether a taint follows a condition of the agent; one with a value or another effect is of an operator."""
+    return taint.key in TAINT_KEYS.values() and taint.effect in TAINT_EFFECTS and not taint.value
+
+
+def trial_patch(found: Node) -> Mapping[str, Any] | None:
+    """Return a patch that changes the taints, for a dry run at the API server; ``None`` if no taint can be changed."""
+    own = any(map(is_condition_taint, found.spec.taints))
+    return plan_taints(found, dict.fromkeys(TAINT_KEYS.values(), "" if own else TAINT_EFFECTS[0])).patch
+
+
+def _shown(taints: Iterable[Taint]) -> tuple[str, ...]:
+    return tuple(f"{each.key}:{each.effect}" for each in taints)
+
+
+class WithdrawalPlan(Record):
+    """Changes of a Node object at an uninstallation.
+
+    Attributes:
+        conditions: types of the agent's node conditions, which are removed.
+        removed: taints, annotations and cordon that are removed, for display.
+        patch: patch that removes taints, annotations and cordon; ``None`` without changes. The patch fails with a
+            conflict if the object has changed.
+        kept: the fields that are kept, with the reason; empty if all are removed.
+    """
+
+    conditions: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    patch: Mapping[str, Any] | None = None
+    kept: str = ""
+
+
+def plan_withdrawal(found: Node, *, has_kubelet: bool) -> WithdrawalPlan:
+    """Return the changes that remove the agent's fields from the Node object of this machine.
+
+    Args:
+        found: the Node object.
+        has_kubelet: whether a kubelet manages this node.
+    """
+    conditions = tuple(each.type for each in found.status.conditions if each.type in TYPES.values())
+    annotations = [each for each in (REGISTERED_ANNOTATION, CORDONED_ANNOTATION) if each in found.metadata.annotations]
+    taints = [each for each in found.spec.taints if each.key == NO_KUBELET_TAINT or is_condition_taint(each)]
+    name, kept = found.metadata.name, ""
+    if not has_kubelet and (annotations or not all(map(is_condition_taint, taints))):
+        because = "no kubelet manages this node; to remove the object: kubectl delete node"
+        kept = f"Node object {name}, with taints and cordon ({because} {name})"
+        annotations, taints = [], [each for each in taints if is_condition_taint(each)]
+    if not annotations and not taints:
+        return WithdrawalPlan(conditions, kept=kept)
+    removed = [f"taint {each.key}:{each.effect}" for each in taints]
+    patch: dict[str, Any] = {"metadata": {"resourceVersion": found.metadata.resource_version}}
+    if annotations:
+        patch["metadata"]["annotations"] = dict.fromkeys(annotations)
+    spec: dict[str, Any] = {}
+    if taints:
+        spec["taints"] = [msgspec.to_builtins(each) for each in found.spec.taints if each not in taints]
+    if CORDONED_ANNOTATION in annotations and found.spec.unschedulable:
+        spec["unschedulable"] = None
+        removed.append("cordon")
+    if spec:
+        patch["spec"] = spec
+    return WithdrawalPlan(conditions, (*removed, *(f"annotation {each}" for each in annotations)), patch, kept)

@@ -1,6 +1,8 @@
-"""Registration of a node without a kubelet: create its Node object, adopt an existing Node object, or refuse.
+"""Registration of a node without a kubelet, and its cordon for the time of a graceful shutdown.
 
-A Node object of another machine, or with a heartbeat of another process, is never changed.
+The agent creates its Node object, adopts an existing one, or refuses: a Node object of another machine, or with a
+heartbeat of another process, is never changed. The cordon of an operator, and that of the registration, are kept: the
+agent ends only a cordon of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +14,12 @@ import msgspec
 
 from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, NodeSpec, Taint
 from nodeagent.plan.kubernetes.heartbeat import LEASE_DURATION_S
-from nodeagent.record import Record
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.model.kubernetes import Node, NodeSystemInfo
-    from nodeagent.plan.kubernetes.policy import RegistrationPolicy
 
 CORDONED_ANNOTATION: Final = "nodeagent.dev/cordoned"
 """Annotation of a node that the agent has cordoned; its value is the cause."""
@@ -184,3 +185,72 @@ def _with_own_taints(found: Node, policy: RegistrationPolicy) -> list[Any]:
     held = {(each.key, each.effect) for each in found.spec.taints}
     missing = tuple(each for each in _TAINTS if policy.taint and (each.key, each.effect) not in held)
     return [msgspec.to_builtins(each) for each in (*found.spec.taints, *missing)] if missing else []
+
+
+CORDONED_FOR_SHUTDOWN: Final = "shutdown"
+"""Value of the annotation while the agent cordons the node for a shutdown."""
+
+
+def is_cordoned_for_shutdown(found: Node) -> bool:
+    """Return whether a shutdown of the node, an earlier one also, left its cordon."""
+    return found.metadata.annotations.get(CORDONED_ANNOTATION) == CORDONED_FOR_SHUTDOWN
+
+
+def plan_cordon(found: Node) -> Mapping[str, Any] | None:
+    """Return the patch that cordons a node for its shutdown; ``None`` if it is unschedulable already.
+
+    It fails with a conflict if the object has changed, since an operator may have cordoned it meanwhile.
+    """
+    if found.spec.unschedulable:
+        return None
+    return _patch(found, CORDONED_FOR_SHUTDOWN, {"unschedulable": True})
+
+
+def plan_uncordon(found: Node) -> Mapping[str, Any] | None:
+    """Return the patch that ends the cordon of an earlier or cancelled shutdown; ``None`` without such a cordon.
+
+    The node was schedulable before the shutdown. If it is registered unschedulable, an operator has uncordoned it. The
+    patch fails with a conflict if the Node object has changed.
+    """
+    if not is_cordoned_for_shutdown(found):
+        return None
+    if not found.spec.unschedulable:  # an operator ended it
+        return _patch(found, None, {})
+    return _patch(found, None, {"unschedulable": None})
+
+
+def _patch(found: Node, annotation: str | None, spec: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"resourceVersion": found.metadata.resource_version, "annotations": {CORDONED_ANNOTATION: annotation}}
+    return {"metadata": metadata, **({"spec": spec} if spec else {})}
+
+
+TAINT_KEYS: Final = {"images": "nodeagent.dev/image-gc-degraded", "containers": "nodeagent.dev/container-gc-degraded"}
+"""Key of the taint that follows the node condition of a loop, by loop name."""
+TAINT_EFFECTS: Final = ("NoSchedule", "PreferNoSchedule")
+
+
+class RegistrationPolicy(Record):
+    """Settings of node registration.
+
+    Attributes:
+        labels: labels in addition to host name, architecture and operating system.
+        provider_id: ``spec.providerID`` of the node; empty for no id.
+        unschedulable: whether the node is registered cordoned.
+        taint: whether the node is registered with the taint ``nodeagent.dev/no-kubelet``.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    provider_id: str = ""
+    unschedulable: bool = True
+    taint: bool = True
+
+
+class Reservation(Record):
+    """Resources reserved for the system, subtracted from allocatable in addition to the hard eviction thresholds."""
+
+    cpu_millis: int = 0
+    memory_bytes: int = 0
+    ephemeral_bytes: int = 0
+
+
+NO_RESERVATION: Final = Reservation()

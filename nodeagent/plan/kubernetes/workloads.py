@@ -6,14 +6,13 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.plan.kubernetes.host_paths import host_paths
-from nodeagent.plan.kubernetes.rules import NAME, role_documents
+from nodeagent.plan.kubernetes.rules import NAME, host_paths, role_documents
 from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.plan.kubernetes.host_paths import HostPath
+    from nodeagent.plan.kubernetes.rules import HostPath
 
 METRICS_PORT: Final = 20310
 MANIFESTS: Final = "/etc/kubernetes/manifests"

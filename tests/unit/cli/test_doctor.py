@@ -14,8 +14,7 @@ import pytest
 
 from nodeagent.cli import doctor_checks as checks
 from nodeagent.cli import doctor_memory
-from nodeagent.cli.doctor import summary
-from nodeagent.cli.logind_fix import fix_logind
+from nodeagent.cli.doctor import fix_logind, summary
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.loading import load
 from nodeagent.model import Role

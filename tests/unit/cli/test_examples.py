@@ -9,7 +9,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from nodeagent.cli.examples import EXAMPLES
+from nodeagent.cli.help import EXAMPLES
 from nodeagent.cli.main import app
 
 if TYPE_CHECKING:

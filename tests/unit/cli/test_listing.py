@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from nodeagent.api.common import Reason, Runtime
 from nodeagent.api.lists import Image, Images
-from nodeagent.cli.list_options import ListOptions
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
-from nodeagent.cli.values import short_id
+from nodeagent.cli.listing import ListOptions
+from nodeagent.cli.table import short_id
 from nodeagent.errors import UsageError
 from nodeagent.model import Role
 from nodeagent.plan import decision

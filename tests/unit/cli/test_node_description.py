@@ -16,7 +16,7 @@ from nodeagent.model import Image
 from nodeagent.model.kubernetes import Machine, Node
 from nodeagent.model.pressure import Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
 from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.node_object import node_object
+from nodeagent.plan.node_status import node_object
 from nodeagent.record import replace
 from nodeagent.runtime.cri_messages import FilesystemUsage, ImageFsInfo
 from nodeagent.text import display_width
@@ -117,7 +117,7 @@ def test_taints_and_cordon_are_those_of_the_stored_object_of_this_machine(
     warning: str,
 ) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: own)
     authority = Authority(tmp_path / "authority")
     authority.issue("server")
     server = ApiServer()

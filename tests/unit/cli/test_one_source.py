@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from nodeagent.api.requests import ExplainRequest, PlanRequest
-from nodeagent.cli.values import age, size_cell
+from nodeagent.cli.table import age, size_cell
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import Decision, ItemKind, ReasonCode, Verdict
 from nodeagent.plan.gc.image_origin import Irreplaceable, irreplaceable_images

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from nodeagent.act.agent import Agent
-from nodeagent.cli.values import size_cell
+from nodeagent.cli.table import size_cell
 from nodeagent.daemon.eviction import eviction_pass
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pods import PodInventory

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli import pin_fix
+from nodeagent.cli import doctor as pin_fix
+from nodeagent.cli.doctor import fix_pin
 from nodeagent.cli.doctor_checks import runtime_findings
-from nodeagent.cli.pin_fix import fix_pin
 from nodeagent.config.loading import load
 from nodeagent.errors import NodeAgentError
 from nodeagent.plan.node_checks import Verdict

@@ -16,7 +16,7 @@ from nodeagent.cli import control_client
 from nodeagent.config.loading import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.service_manager import ReloadTask
-from nodeagent.host.notify import Notifier
+from nodeagent.host.systemd import Notifier
 from nodeagent.model import ContainerState
 from nodeagent.record import replace
 from tests.unit.control_node import GROUP_NAME, IMAGE, MEMBER, STRANGER, Node, say, serving

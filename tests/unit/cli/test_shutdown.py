@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 import pytest_asyncio
 
-from nodeagent.host.dbus import Bus
-from nodeagent.host.login1 import acquire_lock
+from nodeagent.host.dbus import Bus, acquire_lock
 from nodeagent.model import PodOutcome
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.store.history import History, Retention

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from nodeagent.cli.topics import topics
+from nodeagent.cli.help import topics
 from tests.support.command import nodeagent
 
 DOCUMENTS: Final = Path(__file__).parents[3] / "nodeagent" / "docs"

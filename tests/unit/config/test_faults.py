@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.config.fields import fields_of, settings_of
 from nodeagent.config.loading import load
 from nodeagent.config.models import Config
-from nodeagent.config.toml_writer import reference, to_toml
+from nodeagent.config.reference import reference, to_toml
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 

@@ -9,7 +9,7 @@ from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 from nodeagent.model import Role
-from nodeagent.plan.kubernetes.policy import Reservation
+from nodeagent.plan.kubernetes.registration import Reservation
 
 
 @pytest.mark.parametrize(

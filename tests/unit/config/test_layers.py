@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config.loading import effective, load
-from nodeagent.config.toml_writer import sourced_toml
+from nodeagent.config.reference import sourced_toml
 from nodeagent.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from nodeagent.daemon.reload_effect import Effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differences, read_again
 from nodeagent.errors import ConfigError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.lock import daemon_lock
-from nodeagent.host.notify import Notifier
+from nodeagent.host.systemd import Notifier
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock

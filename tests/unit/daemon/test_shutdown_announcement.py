@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nodeagent.daemon.shutdown_announcement import AnnouncedPart, ShutdownAnnouncement
+from nodeagent.daemon.context import AnnouncedPart, ShutdownAnnouncement
 
 
 @pytest.mark.parametrize("steps", range(4))

@@ -18,7 +18,7 @@ from nodeagent.config.standby import standby_settings
 from nodeagent.daemon import supervisor
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.errors import ConfigError, RuntimeUnavailableError
-from nodeagent.host.notify import Notifier
+from nodeagent.host.systemd import Notifier
 from nodeagent.record import replace
 from nodeagent.store.last_settings import FILE_NAME, write_last_settings
 from nodeagent.telemetry import logging as log
@@ -126,7 +126,7 @@ def test_failing_start_without_inhibitor_task_releases_the_stored_lock(
     valid.write_text(f'role = "standalone"\nshutdown.enabled = "{enabled}"\n')
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     monkeypatch.setattr(run, "stored_descriptor", lambda: writer)
-    monkeypatch.setattr("nodeagent.host.fdstore.send", send)
+    monkeypatch.setattr("nodeagent.host.systemd.send", send)
     monkeypatch.setattr(run, "standby_settings", standby)
     monkeypatch.setattr(run, "_serve", serve)
     monkeypatch.chdir("/")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.host.btrfs import start_commits
+from nodeagent.host.filesystems import start_commits
 
 if TYPE_CHECKING:
     from pathlib import Path

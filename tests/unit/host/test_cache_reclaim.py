@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.cache_reclaim import CgroupCache, is_writable, read_cache, reclaim_cache
+from nodeagent.host.cgroups import CgroupCache, is_writable, read_cache, reclaim_cache
 from tests.support.kernel_tree import add_cgroup, make_tree
 
 MIB = 1 << 20

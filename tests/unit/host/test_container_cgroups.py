@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.clock import SystemClock
-from nodeagent.host import container_cgroups
-from nodeagent.host.container_cgroups import find_running
+from nodeagent.host import container_processes as container_cgroups
+from nodeagent.host.container_processes import find_running
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.fdstore import LOCK_NAME, DescriptorStore, stored_descriptor
+from nodeagent.host.systemd import LOCK_NAME, DescriptorStore, stored_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.kubelet_detection import KubeletTraceReader
+from nodeagent.host.kubelet_traces import KubeletTraceReader
 from nodeagent.model import KubeletProcess, KubeletTraces, Role
 from nodeagent.plan.node_role import decide_role
 from tests.support.kubelet_tree import ESTABLISHED, add_file, add_process, add_socket, make_node

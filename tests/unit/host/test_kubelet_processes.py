@@ -18,7 +18,7 @@ NESTED = ["processes of the node are hidden: the agent runs in its own PID names
 _PROGRAM = """
 import json, sys, time
 from pathlib import Path
-from nodeagent.host.kubelet_detection import KubeletTraceReader
+from nodeagent.host.kubelet_traces import KubeletTraceReader
 from nodeagent.clock import SystemClock
 reader = KubeletTraceReader(SystemClock(), Path(sys.argv[1]))
 found, ends_s = reader.read(), time.monotonic() + 20

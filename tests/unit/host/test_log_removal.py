@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host import log_removal, podlogs
-from nodeagent.host.confinement import RemovalRefusedError, open_below
+from nodeagent.host import log_removal
+from nodeagent.host import pod_logs as podlogs
+from nodeagent.host.pod_logs import RemovalRefusedError, open_below
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.host.confinement import Place
+    from nodeagent.host.pod_logs import Place
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 NAME = f"shop_web_{UID}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.port_owners import port_owners
+from nodeagent.host.sockets import port_owners
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,7 @@ import pytest
 import yaml
 
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.kube.api_client import ApiClient
-from nodeagent.kube.api_connection import ApiRequest, tls_context
+from nodeagent.kube.api_client import ApiClient, ApiRequest, tls_context
 from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
 from nodeagent.model.access import ApiAccess
 from nodeagent.model.kubernetes import Node

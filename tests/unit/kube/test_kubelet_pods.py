@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.errors import ConfigError, ObservationError
-from nodeagent.host.port_owners import port_owners
+from nodeagent.host.sockets import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model.access import KubeletAccess
 from tests.support.kubelet_api import FORBIDDEN, LIST, POD, Answer, kubelet

@@ -12,8 +12,7 @@ import pytest
 
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
 from nodeagent.kube import pod_api
-from nodeagent.kube.api_client import ApiClient, ApiStream
-from nodeagent.kube.api_connection import ApiRequest
+from nodeagent.kube.api_client import ApiClient, ApiRequest, ApiStream
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.kube.pod_api import PAGE_SIZE, PodApi, PodWatch
 from nodeagent.model.access import ApiAccess

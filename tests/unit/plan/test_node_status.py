@@ -18,8 +18,7 @@ from nodeagent.model import Image
 from nodeagent.model.kubernetes import Machine, Node, NodeFacts, StatusCondition
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.node_object import node_object
-from nodeagent.plan.node_status import MAX_IMAGES, NodeStatusPolicy, node_status
+from nodeagent.plan.node_status import MAX_IMAGES, NodeStatusPolicy, node_object, node_status
 from nodeagent.record import replace
 
 ROOT = Path(__file__).parents[3]

@@ -12,8 +12,8 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from nodeagent.cli.help import topics
 from nodeagent.cli.main import app
-from nodeagent.cli.topics import topics
 from nodeagent.config.fields import settings_of
 from nodeagent.config.models import Config
 

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.act.eviction.container_removal import CriContainerCleaner
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError, RuntimeUnsupportedError
-from nodeagent.host.confinement import RemovalRefusedError
+from nodeagent.host.pod_logs import RemovalRefusedError
 from nodeagent.model import ContainerState, LogOpeners, LogTree
 from nodeagent.plan.eviction.effects import Victim
 from nodeagent.record import replace

@@ -11,7 +11,7 @@ from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.errors import RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.model import NodeSnapshot, Role
-from nodeagent.model.logs import LogSpace
+from nodeagent.model.node import LogSpace
 from nodeagent.model.pressure import FilesystemRole
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.plan.gc.image_origin import Irreplaceable

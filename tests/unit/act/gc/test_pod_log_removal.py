@@ -11,9 +11,8 @@ import pytest
 
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.clock import SystemClock
-from nodeagent.host import log_trees
-from nodeagent.host.open_files import find_openers
-from nodeagent.host.podlogs import list_pod_log_directories
+from nodeagent.host import pod_logs as log_trees
+from nodeagent.host.pod_logs import find_openers, list_pod_log_directories
 from nodeagent.model import LogOpeners
 from nodeagent.observe.node_snapshot import PodLogReader
 from nodeagent.plan.decision import ItemKind

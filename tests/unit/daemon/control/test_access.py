@@ -15,7 +15,7 @@ from nodeagent.api.operations import OPERATIONS, Access, method_name
 from nodeagent.config.control import ControlSettings
 from nodeagent.daemon.control.requests import access_of
 from nodeagent.daemon.control.service import ControlService
-from nodeagent.host.peer import Peer, read_peer
+from nodeagent.host.sockets import Peer, read_peer
 from nodeagent.record import replace
 from nodeagent.store.pause import PauseFile
 from tests.unit.control_node import GROUP, MEMBER, ROOT, STRANGER, Node

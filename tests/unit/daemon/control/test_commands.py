@@ -22,7 +22,7 @@ from nodeagent.daemon.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.daemon.pause import restore_pause
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.daemon.supervisor import agent_tasks
-from nodeagent.host.notify import Notifier
+from nodeagent.host.systemd import Notifier
 from nodeagent.record import replace
 from nodeagent.store.pause import PauseFile
 from nodeagent.telemetry import logging as log

@@ -23,7 +23,7 @@ from tests.unit.control_node import MEMBER, ROOT, Node, serving
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from nodeagent.host.peer import Peer
+    from nodeagent.host.sockets import Peer
 
 WITHIN_S = 20.0
 

@@ -24,7 +24,7 @@ from nodeagent.api.requests import request_type
 from nodeagent.daemon.control import server as control
 from nodeagent.daemon.control.server import LIMITS
 from nodeagent.errors import ObservationError
-from nodeagent.host.peer import Peer, group_number
+from nodeagent.host.sockets import Peer, group_number
 from tests.unit.control_node import MEMBER, ROOT, STRANGER, Node
 
 if TYPE_CHECKING:

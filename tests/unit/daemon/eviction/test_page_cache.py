@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.daemon.eviction.page_cache import PageCache
-from nodeagent.host.cache_reclaim import CgroupCache
+from nodeagent.host.cgroups import CgroupCache
 from nodeagent.plan.eviction.cache_reclaim import PodCache
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from tests.unit.builders import MIB

@@ -10,13 +10,13 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.daemon.kubernetes.outbox import EventOutbox
-from nodeagent.daemon.kubernetes.reporting import RegistrationReporter
+from nodeagent.daemon.context import ShutdownAnnouncement
+from nodeagent.daemon.kubernetes.events import EventOutbox
 from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts
+from nodeagent.daemon.kubernetes.session_task import RegistrationReporter
 from nodeagent.daemon.passes import LoopStatuses
-from nodeagent.daemon.shutdown_announcement import ShutdownAnnouncement
 from nodeagent.model.kubernetes import Machine, NodeFacts
-from nodeagent.plan.kubernetes.policy import RegistrationPolicy
+from nodeagent.plan.kubernetes.registration import RegistrationPolicy
 from nodeagent.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log

@@ -35,7 +35,7 @@ KUBELET = [
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: own)
     monkeypatch.setattr(ConditionsTask, "poll_s", 0.01)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.daemon.kubernetes.pod_session import EVENT_S, STORE_S, PodWatchParts, PodWatchSession
+from nodeagent.daemon.kubernetes.pod_watch import EVENT_S, STORE_S, PodWatchParts, PodWatchSession
 from nodeagent.daemon.passes import LoopStatuses
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError, StoreError
 from nodeagent.kube.pod_api import parse_event

@@ -11,7 +11,7 @@ import pytest
 from nodeagent.daemon.kubernetes.session import SessionEnd
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.plan.kubernetes.conditions import REPORT_S
-from nodeagent.plan.kubernetes.policy import RegistrationPolicy
+from nodeagent.plan.kubernetes.registration import RegistrationPolicy
 from nodeagent.record import replace
 from tests.support.api_server import LEASES, NODES, Fault
 from tests.support.virtual_time import START

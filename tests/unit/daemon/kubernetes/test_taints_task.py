@@ -13,8 +13,8 @@ import pytest
 from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
 from nodeagent.daemon.kubernetes import TAINTS
-from nodeagent.daemon.kubernetes.reporting import START_FAILURES
-from nodeagent.daemon.kubernetes.taints import TaintsTask
+from nodeagent.daemon.kubernetes.conditions import TaintsTask
+from nodeagent.daemon.kubernetes.session_task import START_FAILURES
 from nodeagent.model.kubernetes import Machine
 from tests.support.api_server import NODES, ApiServer, Fault, Received, serving_api
 from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
@@ -54,7 +54,7 @@ class ContestedServer(ApiServer):
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.observe.node_identity.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: own)
     monkeypatch.setattr(TaintsTask, "poll_s", 0.01)
 
 

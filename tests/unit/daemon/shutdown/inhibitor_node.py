@@ -17,8 +17,7 @@ from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.daemon.shutdown.environment import HostServices, Intervals
 from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.errors import InhibitorError
-from nodeagent.host.dbus import Bus
-from nodeagent.host.login1 import acquire_lock
+from nodeagent.host.dbus import Bus, acquire_lock
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.store.history import History
 from nodeagent.store.shutdown import ShutdownFiles

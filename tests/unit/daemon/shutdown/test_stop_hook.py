@@ -21,7 +21,7 @@ from nodeagent.config.validation import convert
 from nodeagent.daemon.shutdown.recorder import STALLED_AFTER_S
 from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.errors import StoreError
-from nodeagent.host import kubelet_detection
+from nodeagent.host import kubelet_traces as kubelet_detection
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
 from nodeagent.model.stops import LastActivity, NodeStop, StopEnd, StopKind, StoppedPod

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nodeagent.act.gc.pass_state import Preview, plans_for_saved
 from nodeagent.api.codec import encode
-from nodeagent.api.saved_plan import encode_saved_plan
+from nodeagent.api.undo import encode_saved_plan
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.planner import plan_all

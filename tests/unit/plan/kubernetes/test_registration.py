@@ -12,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.kubernetes import Node, NodeSpec, NodeStatus, NodeSystemInfo, ObjectMeta, Taint
-from nodeagent.plan.kubernetes.policy import RegistrationPolicy
-from nodeagent.plan.kubernetes.registration import RegistrationVerdict, plan_registration, unproven_because
+from nodeagent.plan.kubernetes.registration import (
+    RegistrationPolicy,
+    RegistrationVerdict,
+    plan_registration,
+    unproven_because,
+)
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 OWN = Node(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model.kubernetes import Node, NodeSpec, ObjectMeta
-from nodeagent.plan.kubernetes.shutdown_cordon import is_cordoned_for_shutdown, plan_cordon, plan_uncordon
+from nodeagent.plan.kubernetes.registration import is_cordoned_for_shutdown, plan_cordon, plan_uncordon
 
 CORDONED = "nodeagent.dev/cordoned"
 

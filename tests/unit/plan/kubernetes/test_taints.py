@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.kubernetes import Node, NodeSpec, ObjectMeta, Taint
-from nodeagent.plan.kubernetes.conditions import TYPES, LoopResult
-from nodeagent.plan.kubernetes.policy import TAINT_EFFECTS, TAINT_KEYS
-from nodeagent.plan.kubernetes.taints import desired_effects, is_condition_taint, plan_taints, trial_patch
+from nodeagent.plan.kubernetes.conditions import (
+    TYPES,
+    LoopResult,
+    desired_effects,
+    is_condition_taint,
+    plan_taints,
+    trial_patch,
+)
+from nodeagent.plan.kubernetes.registration import TAINT_EFFECTS, TAINT_KEYS
 
 IMAGES, CONTAINERS = TAINT_KEYS.values()
 OWN = Taint(key=IMAGES, effect="NoSchedule", time_added="2026-11-23T12:00:00Z")

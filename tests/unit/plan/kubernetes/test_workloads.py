@@ -10,8 +10,7 @@ import pytest
 
 from nodeagent.config.loading import load
 from nodeagent.model import Role
-from nodeagent.plan.kubernetes.host_paths import STATE, host_paths
-from nodeagent.plan.kubernetes.rules import SETTINGS, role_documents
+from nodeagent.plan.kubernetes.rules import SETTINGS, STATE, host_paths, role_documents
 from nodeagent.plan.kubernetes.workloads import (
     API_FEATURES,
     CAPABILITIES,

@@ -6,13 +6,17 @@ reported, and are no trace of a kubelet.
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import socket
+import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 _NETWORKS: Final = ("proc/1/net", "proc/self/net")
 """Network directories of process 1 and of the agent, normally of the same network namespace."""
@@ -108,3 +112,95 @@ def read_sockets(path: str) -> Iterator[list[bytes]]:
             fields = row.split(None, 8)
             if len(fields) > 7:
                 yield fields
+
+
+_ESTABLISHED: Final = b"01"
+
+
+def port_owners(port: int, client_port: int, root: Path = Path("/")) -> frozenset[int]:
+    """Return the UIDs of the listeners on a port, and of the server end of the connection from ``client_port``.
+
+    Addresses are not compared: a connection over IPv4 to a listener on ``::`` is in the IPv6 table. A connection that
+    was not accepted yet has UID 0; its listener has the real UID. Blocks.
+
+    Raises:
+        OSError: no table can be read.
+        ValueError: a file is not a socket table, or is too large.
+    """
+    local, remote = f":{port:04X}".encode(), f":{client_port:04X}".encode()
+    owners: set[int] = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            for fields in read_sockets(str(root / "proc/self/net" / name)):
+                is_connection = fields[3] == _ESTABLISHED and fields[2].endswith(remote)
+                if fields[1].endswith(local) and (is_connection or fields[3] == LISTEN):
+                    owners.add(int(fields[7]))
+        except FileNotFoundError:
+            if name == "tcp":  # tcp6 is absent on a kernel without IPv6
+                raise
+    return frozenset(owners)
+
+
+_CONNECT_WITHIN_S: Final = 1.0
+_CREDENTIALS: Final = struct.Struct("=iII")
+_SO_PEERGROUPS: Final = 59
+_GROUP: Final = struct.Struct("I")
+_MAX_GROUPS: Final = 256
+"""Python limits the size of a socket option. A peer in more groups counts only as a member of its primary group."""
+
+
+class Peer(NamedTuple):
+    """Credentials of a connecting process when it connected.
+
+    Attributes:
+        groups: its primary group and the supplementary groups that the kernel reports.
+    """
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        """User name of the peer; the UID if the user database has no name."""
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return str(self.uid)
+
+
+def is_stale_socket(path: str) -> bool:
+    """Return whether a socket has no listener, such as after a crash of its process.
+
+    Raises:
+        OSError: the socket is inaccessible or does not answer.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        probe.settimeout(_CONNECT_WITHIN_S)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+def group_number(name: str) -> int | None:
+    """Return the GID of a group; ``None`` if no group has that name. A directory service can block the call."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+def read_peer(connection: socket.socket) -> Peer:
+    """Return the credentials of a connection's peer.
+
+    Raises:
+        OSError: the kernel does not report the credentials.
+    """
+    pid, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    try:
+        groups = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS * _GROUP.size)
+    except OSError:
+        groups = b""
+    return Peer(pid, uid, frozenset((gid, *(number for (number,) in _GROUP.iter_unpack(groups)))))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -98,3 +100,21 @@ def embed_reference(text: str) -> str:
     if not begin or not end:
         raise ValueError(f"the markers {_BEGIN} and {_END} are missing")
     return f"{before}{begin}\n\n{reference()}\n{end}{after}"
+
+
+def main(arguments: list[str]) -> int:
+    """Run ``embed [--check] FILE``; return the exit code: 1 for a checked file that is out of date."""
+    *options, name = arguments
+    document = Path(name)
+    before = document.read_text(encoding="utf-8")
+    after = embed_reference(before)
+    if options != ["--check"]:
+        document.write_text(after, encoding="utf-8")
+    elif before != after:
+        sys.stderr.write(f"{document}: out of date; run `make docs`\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,384 @@
+"""Pod log directories and the symlinks to container logs: their list, and complete readings of directories.
+
+A reading has the newest change, a digest, and whether a process has a file open. Directories below the log root are
+opened by descriptor: symlinks are not followed and mounts are not crossed.
+
+Open files are detected by leases: the kernel grants a write lease only if no other descriptor of the file is open, and
+a read lease only if no descriptor is open for writing, in any process, container and mount namespace. ``/proc/*/fd``
+was rejected: for a process with more capabilities than the agent it requires ``CAP_SYS_PTRACE``, which the agent's unit
+does not have, and containerd, which writes the container logs, is such a process. A lease requires only the ownership
+of the file.
+
+Source: fcntl(2), ``F_SETLEASE``; kernel ``check_conflicting_open``.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import stat
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import NodeAgentError, ObservationError
+from nodeagent.host.filesystems import mount_id
+from nodeagent.model import ContainerLogLink, LogOpeners, LogTree, PodLogDirectory
+from nodeagent.model.node import LogSpace
+from nodeagent.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from nodeagent.clock import Clock
+
+_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{3,252}")
+_CONTAINER_ID = re.compile(r"[0-9a-f]{6,128}")
+
+FAR_FUTURE: Final = datetime(9999, 1, 1, tzinfo=UTC)
+"""Time of an entry with an unknown or unrepresentable time, so that the entry counts as changed just now."""
+
+
+def pod_uid(name: str) -> str:
+    """Return the pod UID in the name of a pod log directory; empty if the name has no known form.
+
+    The forms are ``NAMESPACE_NAME_UID`` and, for old kubelets, only the UID. Source: kubelet ``BuildPodLogsDirectory``.
+    """
+    parts = name.split("_")
+    if len(parts) not in (1, 3) or not all(parts):
+        return ""
+    uid = parts[-1]
+    if len(parts) == 1 and not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}", uid):
+        return ""
+    return uid if _UID.fullmatch(uid) else ""
+
+
+def link_container_id(name: str) -> str:
+    """Return the container id in the name of a log link; empty without an id.
+
+    Source: kubelet ``getContainerIDFromLegacyLogSymlink``.
+    """
+    stem = name.removesuffix(".log")
+    container_id = stem.rpartition("-")[2]
+    return container_id if stem != name and _CONTAINER_ID.fullmatch(container_id) else ""
+
+
+def list_pod_log_directories(root: Path) -> tuple[PodLogDirectory, ...]:
+    """Return the entries of the pod log root by name, without their trees; empty if the root does not exist.
+
+    Raises:
+        ObservationError: the root exists but cannot be read.
+    """
+    with open_log_root(root) as descriptor:
+        if descriptor is None:
+            return ()
+        with os.scandir(descriptor) as entries:
+            found = [_directory(descriptor, entry.name) for entry in entries]
+    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.name))
+
+
+def _directory(root: int, name: str) -> PodLogDirectory | None:
+    try:
+        status = os.stat(name, dir_fd=root, follow_symlinks=False)
+    except OSError:
+        return None
+    return PodLogDirectory(name, pod_uid(name), stat.S_ISDIR(status.st_mode))
+
+
+def list_dead_log_links(root: Path) -> tuple[ContainerLogLink, ...]:
+    """Return the dangling ``*.log`` symlinks by name; empty if the directory does not exist.
+
+    Raises:
+        ObservationError: the root exists but cannot be read.
+    """
+    with open_log_root(root) as descriptor:
+        if descriptor is None:
+            return ()
+        with os.scandir(descriptor) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(".log") and entry.is_symlink()]
+        found = [_dead_link(descriptor, name) for name in names]
+    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.name))
+
+
+def _dead_link(root: int, name: str) -> ContainerLogLink | None:
+    try:
+        target = os.readlink(name, dir_fd=root)
+        created = os.stat(name, dir_fd=root, follow_symlinks=False).st_mtime
+    except OSError:
+        return None
+    if has_target(root, name):
+        return None
+    return ContainerLogLink(name, link_container_id(name), target, _moment(created))
+
+
+def _moment(seconds: float) -> datetime:
+    """Return a file's time; a time beyond the calendar becomes the far future, so that the file is kept."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return FAR_FUTURE
+
+
+def changed(status: os.stat_result) -> datetime:
+    """Return the time of the last modification or status change of a file, whichever is later."""
+    return _moment(max(status.st_mtime, status.st_ctime))
+
+
+def has_target(root: int, name: str) -> bool:
+    """Return whether the target of a link exists; an inaccessible target counts as existing."""
+    try:
+        os.stat(name, dir_fd=root)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextmanager
+def open_log_root(root: Path) -> Iterator[int | None]:
+    """Yield a descriptor of a log root, ``None`` if it does not exist.
+
+    Symlinks in its path are followed, since /var/log is a symlink on some nodes.
+
+    Raises:
+        ObservationError: the log root cannot be read.
+    """
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    except OSError as error:
+        raise ObservationError(f"cannot read {root}: {error.strerror or error}") from error
+    try:
+        yield descriptor
+    except OSError as error:
+        raise ObservationError(f"cannot read {root}: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
+
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+MAX_DEPTH: Final = 256
+"""Maximum depth of readable and removable log trees."""
+
+
+class RemovalRefusedError(NodeAgentError):
+    """An entry has an unexpected type or mount and was not removed; the text contains the reason."""
+
+
+class Place(Record):
+    """Filesystem and mount of a descriptor; bind mounts of one filesystem have the same device."""
+
+    device: int
+    mount_id: str
+
+
+def place_of(descriptor: int) -> Place:
+    """Return filesystem and mount of a descriptor.
+
+    Raises:
+        RemovalRefusedError: the kernel does not report the mount.
+    """
+    mount = mount_id(descriptor)
+    if not mount:
+        raise RemovalRefusedError("mount of a directory unknown: no mnt_id in /proc/self/fdinfo")
+    return Place(os.fstat(descriptor).st_dev, mount)
+
+
+def open_below(parent: int, name: str, place: Place, where: Path) -> int:
+    """Return a descriptor of a subdirectory on the same mount.
+
+    Raises:
+        RemovalRefusedError: the entry is a symlink, not a directory, or a mount point.
+        FileNotFoundError: the entry does not exist.
+    """
+    try:
+        descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+    except NotADirectoryError as error:
+        raise RemovalRefusedError(f"{where}: {name} is not a directory") from error
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RemovalRefusedError(f"{where}: {name}: {error.strerror or error}") from error
+    try:
+        same = place_of(descriptor) == place
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if not same:
+        os.close(descriptor)
+        raise RemovalRefusedError(f"{where}: {name} is a mount point; not removed")
+    return descriptor
+
+
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def find_openers(directory: int, name: str) -> tuple[LogOpeners, str]:
+    """Return the kind of other open descriptors of a regular file, and the cause if the kind is unknown.
+
+    The leases are released immediately: another process that opens the file meanwhile waits for microseconds.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+    """
+    try:
+        descriptor = os.open(name, _READ, dir_fd=directory)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        return LogOpeners.UNKNOWN, f"cannot open: {error.strerror or error}"
+    try:
+        # A broken lease is announced by SIGIO, which would end the process; SIGURG is ignored by default.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        if _is_granted(descriptor, fcntl.F_WRLCK):
+            return LogOpeners.NONE, ""
+        return (LogOpeners.READERS if _is_granted(descriptor, fcntl.F_RDLCK) else LogOpeners.WRITERS), ""
+    except OSError as error:
+        return LogOpeners.UNKNOWN, f"no file lease: {error.strerror or error}"
+    finally:
+        os.close(descriptor)
+
+
+def _is_granted(descriptor: int, kind: int) -> bool:
+    """Return whether the kernel grants a lease of that kind; the lease is released immediately."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, kind)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return False
+        raise
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return True
+
+
+MAX_ENTRIES: Final = 100_000
+"""Maximum number of entries in a readable log tree."""
+
+MAX_TREE_S: Final = 5.0
+"""Time limit in seconds for one log tree; reading a container log directory with 10,000 files takes 0.1 s."""
+
+_WEIGHT: Final = {LogOpeners.NONE: 0, LogOpeners.READERS: 1, LogOpeners.UNKNOWN: 2, LogOpeners.WRITERS: 3}
+
+
+class _IncompleteError(Exception):
+    """The tree was not read completely; the text contains the reason."""
+
+
+def read_log_tree(root: Path, name: str, clock: Clock, *, within_s: float = MAX_TREE_S) -> LogTree | None:
+    """Return a reading of one pod log directory; ``None`` if it does not exist.
+
+    The tree is read by descriptors, without following symlinks and without crossing mounts. A reading that fails, that
+    finds a mount point, or that exceeds ``MAX_ENTRIES``, ``MAX_DEPTH`` or ``within_s`` is incomplete.
+    """
+    reading = _Reading(clock.monotonic_s, clock.monotonic_s() + within_s)
+    problem = ""
+    try:
+        with open_log_root(root) as top:
+            if top is None or not _read_below(reading, top, name, root / name):
+                return None
+    except (_IncompleteError, RemovalRefusedError, ObservationError) as error:
+        problem = str(error)
+    return LogTree(
+        FAR_FUTURE if reading.newest is None else reading.newest,
+        reading.digest.hexdigest(),
+        problem,
+        reading.openers,
+        reading.openers_detail,
+        size=reading.size,
+        container_logs=reading.container_logs,
+    )
+
+
+class _Reading:
+    """State of the reading of one tree."""
+
+    def __init__(self, monotonic_s: Callable[[], float], deadline_s: float) -> None:
+        import hashlib  # noqa: PLC0415 - loads OpenSSL, which a list of images does not need
+
+        self.monotonic_s = monotonic_s
+        self.deadline_s = deadline_s
+        self.digest = hashlib.blake2b(digest_size=16)
+        self.entries = 0
+        self.newest: datetime | None = None
+        self.openers = LogOpeners.NONE
+        self.openers_detail = ""
+        self.size = LogSpace()
+        self.container_logs: dict[str, LogSpace] = {}
+
+    def count(self, status: os.stat_result, parents: tuple[str, ...], name: str) -> None:
+        """Add the size of one entry; a file with other links frees nothing.
+
+        ``parents`` are the directories of the entry below the pod's directory. A file ``N.log`` or ``N.log.SUFFIX`` in
+        the directory of a container is one of the logs of its attempt ``N``.
+        """
+        if not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1:
+            return
+        own = LogSpace(status.st_blocks * 512, 1)
+        self.size = self.size.plus(own)
+        attempt, is_log, suffix = name.partition(".log")
+        if len(parents) == 1 and is_log and (not suffix or suffix.startswith(".")):
+            key = f"{parents[0]}/{attempt}.log"
+            self.container_logs[key] = self.container_logs.get(key, LogSpace()).plus(own)
+
+    def add(self, name: bytes, status: os.stat_result) -> None:
+        """Add one entry to the digest and the newest change; raise ``_IncompleteError`` above a limit."""
+        self.entries += 1
+        if self.entries > MAX_ENTRIES:
+            raise _IncompleteError(f"more than {MAX_ENTRIES} entries")
+        if self.monotonic_s() > self.deadline_s:
+            raise _IncompleteError(f"not read in time; {self.entries} entries read")
+        changed_at = changed(status)
+        self.newest = changed_at if self.newest is None else max(self.newest, changed_at)
+        facts = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        self.digest.update(b"%d %b %b\n" % (len(name), name, repr(facts).encode()))
+
+    def opened(self, openers: LogOpeners, detail: str) -> None:
+        """Record the openers of one file if their weight exceeds the weight of the recorded openers."""
+        if _WEIGHT[openers] > _WEIGHT[self.openers]:
+            self.openers, self.openers_detail = openers, detail
+
+
+def _read_below(reading: _Reading, top: int, name: str, where: Path) -> bool:
+    """Read one directory of the log root; return false if it does not exist."""
+    place = place_of(top)
+    try:
+        descriptor = open_below(top, name, place, where)
+    except FileNotFoundError:
+        return False
+    try:
+        status = os.fstat(descriptor)
+        reading.add(b".", status)
+        reading.count(status, (), "")
+        _read(reading, descriptor, place, where, ())
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _read(reading: _Reading, directory: int, place: Place, where: Path, parents: tuple[str, ...]) -> None:
+    if len(parents) > MAX_DEPTH:
+        raise _IncompleteError(f"deeper than {MAX_DEPTH} levels")
+    for name in sorted(os.listdir(directory)):
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            reading.add(os.fsencode(str(where / name)), status)
+            reading.count(status, parents, name)
+            if stat.S_ISDIR(status.st_mode):
+                descriptor = open_below(directory, name, place, where)
+                try:
+                    _read(reading, descriptor, place, where / name, (*parents, name))
+                finally:
+                    os.close(descriptor)
+            elif stat.S_ISREG(status.st_mode) and reading.openers is not LogOpeners.WRITERS:
+                openers, cause = find_openers(directory, name)
+                reading.opened(openers, f"{where / name}: {cause}" if cause else str(where / name))
+        except FileNotFoundError as error:  # the entry was renamed or removed: the tree is in use
+            raise _IncompleteError(f"{where / name} changed during the reading") from error
