@@ -18,6 +18,7 @@ from nodeagent.plan.eviction.local_storage import format_reading
 from nodeagent.plan.eviction.ranking import usage_of
 from nodeagent.plan.eviction.thresholds import MEANINGS, Unit
 from nodeagent.record import Record
+from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -240,10 +241,7 @@ def unrelieved(
     by_pods = float(sum(each.usage or 0 for each in ranking)) if used else 0.0
     others = max(0.0, used - by_pods)
 
-    def shown(amount: float) -> str:
-        return format_reading(status, amount)
-
-    sentence = f"{text} is met, and no eviction ends the shortage of {shown(_shortfall(status))}"
+    sentence = f"{text} is met, and no eviction ends the shortage of {_shown(status, _shortfall(status))}"
     protected = sum(1 for each in pods if id(each) in kept)
     if not ranking:
         on_it = "have a writable layer on this filesystem" if status.threshold.filesystem else "use the resource"
@@ -251,9 +249,9 @@ def unrelieved(
     elif protected == len(pods):
         sentence += ": every pod is protected"
     else:
-        sentence += f": all {len(ranking) - protected} unprotected pods would free {shown(freed)}"
+        sentence += f": all {len(ranking) - protected} unprotected pods would free {_shown(status, freed)}"
     if used:
-        sentence += f"; pods use {shown(by_pods)}, others {shown(others)}"
+        sentence += f"; pods use {_shown(status, by_pods)}, others {_shown(status, others)}"
     return Unrelieved(text, _shortfall(status), freed, by_pods, others, len(ranking), sentence)
 
 
@@ -267,11 +265,17 @@ def _reason(ranked: RankedPod, status: ThresholdStatus, minimum: float, lasting:
         f"frees_{unit}": ranked.frees,
         f"short_{unit}": _shortfall(status),
         f"minimum_{unit}": minimum,
-        "frees": format_reading(status, ranked.frees),
-        "short": format_reading(status, _shortfall(status)),
-        "minimum": format_reading(status, minimum),
-        "loss": f", {format_reading(status, lasting)} more lost within {RESPITE_S:g} s" if lasting else "",
+        "frees": _shown(status, ranked.frees),
+        "short": _shown(status, _shortfall(status)),
+        "minimum": _shown(status, minimum),
+        "loss": f", {_shown(status, lasting)} more lost within {RESPITE_S:g} s" if lasting else "",
         "measure": ranked.measure,
         "rank": ranked.rank,
     }
     return Reason(ReasonCode.EFFECT_TOO_SMALL if is_known else ReasonCode.GROWTH_UNKNOWN, details)
+
+
+def _shown(status: ThresholdStatus, amount: float) -> str:
+    """Return an amount for display: unlike readings, which are compared with limits, amounts need no exact digits."""
+    is_bytes = MEANINGS[status.threshold.signal].unit is Unit.BYTES
+    return format_bytes(int(amount)) if is_bytes else format_reading(status, amount)

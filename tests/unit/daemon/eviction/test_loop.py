@@ -129,8 +129,8 @@ async def test_protected_pods_are_kept_and_logged_once() -> None:
     (event,) = node.events("no_evictable_pod")
     assert event["reasons"] == "1 protected-namespace, 1 static-pod"
     assert event["because"] == (
-        "memory.available<100Mi is met, and no eviction ends the shortage of 50Mi: every pod is protected; "
-        "pods use 200Mi, others 750Mi"
+        "memory.available<100Mi is met, and no eviction ends the shortage of 50.0 MiB: every pod is protected; "
+        "pods use 200 MiB, others 750 MiB"
     )
 
 

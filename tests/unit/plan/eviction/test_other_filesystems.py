@@ -166,8 +166,8 @@ def test_nothing_is_evicted_without_a_pod_known_to_write_there(pods: tuple[PodFa
     assert plan.victim is None
     (warning,) = plan.plan.warnings
     assert warning == (
-        "imagefs.available<100Mi on /kata is met, and no eviction ends the shortage of 50Mi: no pod is known to have a "
-        "writable layer on this filesystem; pods use 0, others 950Mi"
+        "imagefs.available<100Mi on /kata is met, and no eviction ends the shortage of 50.0 MiB: no pod is known to "
+        "have a writable layer on this filesystem; pods use 0 B, others 950 MiB"
     )
 
 

@@ -96,7 +96,7 @@ def test_protected_pod_is_never_evicted(fields: Mapping[str, Any], code: str, te
     alone = planned([first])
     assert alone.victim is None
     (warning,) = alone.plan.warnings
-    statement = "memory.available<100Mi is met, and no eviction ends the shortage of 50Mi"
+    statement = "memory.available<100Mi is met, and no eviction ends the shortage of 50.0 MiB"
     cause = "no pod is known to use the resource" if code == "pod-not-active" else "every pod is protected"
     assert warning.startswith(f"{statement}: {cause}; ")
 

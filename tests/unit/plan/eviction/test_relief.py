@@ -150,7 +150,7 @@ def test_loss_that_no_pod_explains_makes_a_pod_immaterial() -> None:
     assert victim(plan_after(pods, MEMORY, 90, before_mib=90)) == "bystander"
     plan = plan_after(pods, MEMORY, 90, before_mib=140)  # 50 MiB/s, and 500 MiB more in ten seconds
     assert reasons(plan) == {"bystander": "effect-too-small"}
-    assert "500Mi more lost within 10 s" in plan.plan.decisions[0].reason.sentence
+    assert "500 MiB more lost within 10 s" in plan.plan.decisions[0].reason.sentence
     large = plan_after([pod("large", memory=60)], MEMORY, 90, before_mib=140)
     assert victim(large) == "large"
 
@@ -188,8 +188,8 @@ def test_shortage_that_no_eviction_ends_is_stated_with_the_usage_of_pods_and_oth
     statement = plan.unrelieved
     assert statement is not None
     assert statement.sentence == (
-        "imagefs.available<100Mi is met, and no eviction ends the shortage of 50Mi: all 2 unprotected pods would free "
-        "3Mi; pods use 303Mi, others 647Mi"
+        "imagefs.available<100Mi is met, and no eviction ends the shortage of 50.0 MiB: all 2 unprotected pods would "
+        "free 3.00 MiB; pods use 303 MiB, others 647 MiB"
     )
     assert plan.plan.warnings == (statement.sentence,)
     assert (statement.short, statement.freed_by_pods, statement.pods) == (50 * MIB, 3 * MIB, 3)
