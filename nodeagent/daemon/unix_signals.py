@@ -1,8 +1,8 @@
 """Unix signals of the daemon, from the first line of Python to the exit.
 
 Until the handlers are installed, and again while the interpreter shuts down, the default action of SIGHUP would kill
-the daemon instead of reloading it. Therefore the signals below are blocked first of all, which keeps them pending over
-the exec of the daemon, and are delivered once the handlers are installed; after the last task SIGHUP is ignored.
+the daemon instead of reloading it. Therefore the signals below are blocked first of all, which keeps them pending, and
+are delivered once the handlers are installed; after the last task SIGHUP is ignored.
 
 Not covered: the milliseconds between exec and the first line of Python. systemd does not reload a unit of
 ``Type=notify`` before it is ready, so this gap matters only to a process that sends the signal directly.
@@ -22,7 +22,7 @@ BLOCKED: Final = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
 
 def block_signals() -> None:
-    """Block the daemon's signals until ``handled`` installs their handlers; an exec keeps them blocked and pending."""
+    """Block the daemon's signals until ``handled`` installs their handlers; they remain pending."""
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
 
 
