@@ -25,7 +25,8 @@ from nodeagent.runtime.cri_storage import CriOnlyStorage
 from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
 from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
-from nodeagent.store import HoldFile, Store, gap_limits
+from nodeagent.store import Store, gap_limits
+from nodeagent.store.holds import HoldFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -57,8 +57,8 @@ from nodeagent.plan.node_checks import (
 )
 from nodeagent.plan.shutdown.budget import shutdown_budget
 from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
-from nodeagent.store import HoldFile
 from nodeagent.store.history import History
+from nodeagent.store.holds import HoldFile
 from nodeagent.store.sqlite import fault_of
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from nodeagent.observe.clock_reading import read_clocks, stored_trust
 from nodeagent.plan.gc.image_protection import parse_rule
 from nodeagent.plan.gc.image_users import ImageIndex
 from nodeagent.plan.gc.keep_rules import images_named
-from nodeagent.store import HoldFile
+from nodeagent.store.holds import HoldFile
 from nodeagent.units import format_time, parse_duration_s
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:
 def _read_file(config: Path | None) -> HoldList:
     from nodeagent.cli.session import load_settings  # noqa: PLC0415 - not needed if the daemon responds
     from nodeagent.observe.clock_reading import read_clocks, stored_trust  # noqa: PLC0415
-    from nodeagent.store import HoldFile  # noqa: PLC0415
+    from nodeagent.store.holds import HoldFile  # noqa: PLC0415
 
     directory = load_settings(config, {}).state_directory
     at = read_clocks(SystemClock())

@@ -10,7 +10,7 @@ from nodeagent.model import Role
 from nodeagent.model.pressure import MemorySource
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.thresholds import DEFAULT_HARD
+from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, MEANINGS, Unit
 from nodeagent.record import Record, field
 from nodeagent.units import parse_duration_s
 
@@ -66,6 +66,11 @@ class EvictionSettings(Record):
     verify_s: float = 10.0
     annotation_namespaces: frozenset[str] = frozenset()
     through_api: bool = False
+
+    @property
+    def measures_stalls(self) -> bool:
+        """Whether a threshold compares memory stalls, so that the stalls of each pod are read."""
+        return any(MEANINGS[each.signal].unit is Unit.STALL_PERCENT for each in self.thresholds)
 
     def off_because(self, role: Role, evidence: str = "") -> str:
         """Return the reason for disabled eviction on this node, for display; empty if eviction is enabled.

@@ -8,6 +8,7 @@ import re
 from typing import Annotated, Final
 
 from nodeagent.config.fields import Check, OptionalPath, Period, Section, about, form
+from nodeagent.model.access import TlsFiles
 from nodeagent.record import Record
 from nodeagent.units import parse_duration_s
 
@@ -52,25 +53,6 @@ class Listen(Record):
 
 
 DEFAULT_LISTEN: Final = Listen("127.0.0.1", 20310)
-
-
-class TlsFiles(Record):
-    """Files of a TLS listener, as absolute paths.
-
-    Attributes:
-        certificate: certificate of the server and its intermediate CAs, PEM.
-        key: key of the certificate, PEM, not encrypted.
-        client_ca: CA certificates of the clients, PEM; empty to accept clients without a certificate.
-    """
-
-    certificate: str
-    key: str
-    client_ca: str = ""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The paths of all configured TLS files."""
-        return (self.certificate, self.key, *((self.client_ca,) if self.client_ca else ()))
 
 
 class MetricsSettings(Record):

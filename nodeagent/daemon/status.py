@@ -42,7 +42,7 @@ from nodeagent.plan.eviction.planner import eviction_order
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.gc.keep_rules import holds_in_force
 from nodeagent.plan.gc.policy import Scope
-from nodeagent.store import HoldFile
+from nodeagent.store.holds import HoldFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from nodeagent.files import FileStamp, file_stamp
 if TYPE_CHECKING:
     import ssl
 
-    from nodeagent.config.metrics import TlsFiles
+    from nodeagent.model.access import TlsFiles
 
 _MAX_FILE_BYTES: Final = 1 << 20
 Stamp = tuple[FileStamp, ...]

@@ -126,3 +126,22 @@ class KubeletAccess(Record):
     def is_verified(self) -> bool:
         """Whether the serving certificate is verified, so that only the kubelet can answer."""
         return urlsplit(self.url).scheme == "https" and not self.insecure
+
+
+class TlsFiles(Record):
+    """Files of a TLS listener, as absolute paths.
+
+    Attributes:
+        certificate: certificate of the server and its intermediate CAs, PEM.
+        key: key of the certificate, PEM, not encrypted.
+        client_ca: CA certificates of the clients, PEM; empty to accept clients without a certificate.
+    """
+
+    certificate: str
+    key: str
+    client_ca: str = ""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of all configured TLS files."""
+        return (self.certificate, self.key, *((self.client_ca,) if self.client_ca else ()))

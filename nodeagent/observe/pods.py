@@ -29,7 +29,6 @@ from nodeagent.observe.pod_disk_usage import (
     with_layers,
     with_stats,
 )
-from nodeagent.plan.eviction.thresholds import MEANINGS, Unit
 from nodeagent.plan.pods.facts import ignored_marks, merge_facts
 from nodeagent.plan.pods.groups import group_pods
 from nodeagent.plan.pods.inference import shutdown_pods
@@ -294,7 +293,7 @@ def make_pod_reader(  # noqa: PLR0913 - the sources of a reader
         kubelet=kubelet.access,
         manifests=kubelet.manifests,
         annotation_namespaces=settings.eviction.annotation_namespaces,
-        memory_stalls=any(MEANINGS[each.signal].unit is Unit.STALL_PERCENT for each in settings.eviction.thresholds),
+        memory_stalls=settings.eviction.measures_stalls,
     )
     return PodReader(cri, settings=sources, clock=clock, role=role, measure_layer=measure_layer, watched=watched)
 

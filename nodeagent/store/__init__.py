@@ -9,14 +9,12 @@ Files of earlier versions are read; databases are migrated with the first write.
 
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.store.database import SnapshotFigures, Store
-from nodeagent.store.holds import HoldFile
 from nodeagent.store.observation import GapLimits, ItemKey, gap_limits
 from nodeagent.store.state_file import StoreHealth, merge_usage
 
 __all__ = [
     "ClockReading",
     "GapLimits",
-    "HoldFile",
     "ItemKey",
     "SnapshotFigures",
     "Store",

@@ -32,7 +32,7 @@ from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, R
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.model import TRUSTED, Hold
 from nodeagent.plan.gc.saved_plan import compare, find_drift, parse_plan, refusal_of, seal
-from nodeagent.store import HoldFile
+from nodeagent.store.holds import HoldFile
 from tests.fuzz.api_server_target import api_server_target
 from tests.fuzz.node_targets import node_targets
 from tests.fuzz.target import DefectError, Target

@@ -24,7 +24,7 @@ from nodeagent.host.sockets import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model import TRUSTED, Hold
 from nodeagent.model.access import KubeletAccess
-from nodeagent.store import HoldFile
+from nodeagent.store.holds import HoldFile
 from tests.support.command import nodeagent
 from tests.support.simulated_daemon import simulated_daemon
 from tests.unit.control_node import serving

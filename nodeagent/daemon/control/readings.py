@@ -35,7 +35,7 @@ from nodeagent.errors import UsageError
 from nodeagent.host.node import node_identity
 from nodeagent.observe.clock_reading import read_clocks, stored_trust
 from nodeagent.schemas import SchemaId
-from nodeagent.store import HoldFile
+from nodeagent.store.holds import HoldFile
 from nodeagent.telemetry.logging import REPEATED, Subscription
 
 if TYPE_CHECKING:

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.config.metrics import Listen, TlsFiles
+    from nodeagent.config.metrics import Listen
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.http.messages import Request
     from nodeagent.daemon.http.metrics import Exposition
     from nodeagent.host.server_certificate import Stamp
+    from nodeagent.model.access import TlsFiles
 
     Endpoint = tuple[Listen | None, TlsFiles | None]
 

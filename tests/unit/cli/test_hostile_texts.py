@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from nodeagent.cli import control_client
 from nodeagent.model import ALL_IMAGES, TRUSTED, ContainerState, Hold
-from nodeagent.store import HoldFile
 from nodeagent.store.history import History, PastAction, PastPass, Retention
+from nodeagent.store.holds import HoldFile
 from nodeagent.text import display_width, escape
 from tests.sim.clock import SimClock
 from tests.sim.content import Layer

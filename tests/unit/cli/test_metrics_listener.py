@@ -8,8 +8,9 @@ import pytest
 
 from nodeagent.cli.doctor_metrics import metrics_finding
 from nodeagent.config.loading import checked
-from nodeagent.config.metrics import Listen, MetricsSettings, TlsFiles
+from nodeagent.config.metrics import Listen, MetricsSettings
 from nodeagent.config.settings import Origin
+from nodeagent.model.access import TlsFiles
 from nodeagent.plan.node_checks import Verdict
 from nodeagent.record import replace
 from tests.support.certificates import Authority

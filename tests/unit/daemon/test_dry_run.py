@@ -6,8 +6,8 @@ from datetime import timedelta
 
 from nodeagent.host.process_identity import is_running
 from nodeagent.model import TRUSTED, Hold
-from nodeagent.store import HoldFile
 from nodeagent.store.history import History
+from nodeagent.store.holds import HoldFile
 from tests.sim.content import Layer
 from tests.unit.daemon_node import IMAGE, daemon
 

@@ -14,7 +14,7 @@ from nodeagent.plan.gc.image_users import ImageIndex
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.keep_rules import held_images, holds_in_force
 from nodeagent.plan.gc.policy import ImageGCPolicy
-from nodeagent.store import HoldFile
+from nodeagent.store.holds import HoldFile
 from tests.unit.builders import NOW, ago, codes, filesystem, image, removed, snapshot, used
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ from nodeagent.model import ImageUsage
 from nodeagent.model.stops import LastActivity, StopEnd
 from nodeagent.plan.gc.saved_plan import parse_plan
 from nodeagent.record import replace
-from nodeagent.store import ClockReading, HoldFile, Store
+from nodeagent.store import ClockReading, Store
 from nodeagent.store.evictions import EvictionFile
 from nodeagent.store.history import History, PastPass, Retention
+from nodeagent.store.holds import HoldFile
 from nodeagent.store.mode import ModeFile
 from nodeagent.store.pause import PauseFile
 from nodeagent.store.shutdown import ShutdownFiles

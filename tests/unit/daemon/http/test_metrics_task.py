@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config.loading import checked
-from nodeagent.config.metrics import Listen, MetricsSettings, TlsFiles
+from nodeagent.config.metrics import Listen, MetricsSettings
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.connection import Deadlines
@@ -29,6 +29,8 @@ from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from nodeagent.model.access import TlsFiles
 
 WITHIN_S = 30
 GET_METRICS = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
