@@ -45,7 +45,7 @@ check: ## format, lint, types, import directions, generated files, vocabulary; r
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -I protos/generate.py --check
-	$(BIN)/python -m nodeagent.config.reference --check nodeagent/docs/configuration.md
+	$(BIN)/python -m nodeagent.settings.reference --check nodeagent/docs/configuration.md
 	$(BIN)/python systemd/manual.py --check
 	$(BIN)/python -m tests.language
 	$(BIN)/python -m tests.sizes
@@ -147,7 +147,7 @@ protos: ## generate nodeagent/_proto from protos/
 
 docs: ## write the configuration reference into its document, and the manual pages
 	@.ci/setup dev
-	$(BIN)/python -m nodeagent.config.reference nodeagent/docs/configuration.md
+	$(BIN)/python -m nodeagent.settings.reference nodeagent/docs/configuration.md
 	$(BIN)/python systemd/manual.py
 
 install uninstall: export PREFIX := $(PREFIX)

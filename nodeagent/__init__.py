@@ -1,34 +1,38 @@
 """A node-side agent for container nodes: garbage collection, pod eviction and graceful shutdown.
 
-Each feature observes the node into an immutable snapshot (``observe``), plans with pure functions that state a reason
-for every candidate (``plan``), and executes the plan after a re-check of each item (``act``). The daemon, previews and
+Each feature reads the node into an immutable snapshot, plans with pure functions that state a reason for every
+candidate (its package ``plan``), and executes the plan after a re-check of each item. The daemon, previews and
 explanations use the same planners, so a preview equals the run.
 
 Each package imports only packages below it (import contracts in ``pyproject.toml``)::
 
-    cli         commands: render documents, make no decisions
-    daemon      loops, control API, metrics and health, reload, shutdown
-    api         documents: the published JSON
-    act         executors, and the composition of an agent
-    observe     one reader for each observation
-    telemetry   log events, event bus, counters
+    cli                  commands: render documents, make no decisions
+    doctor               checks of the node
+    daemon               supervisor, control API, metrics and health, reload, status
+    settings             the whole configuration
+    shutdown, cluster    graceful shutdown; the node at the API server
+    eviction             pod eviction, and reclaim before it
+    gc                   images, containers, sandboxes, pod logs
+    pods                 facts of pods, and the role of the node
+    loops                what the tasks of the daemon share
+    api                  base of the published JSON, and the control API's client
     runtime, host, kube, store    clients of CRI and containerd, kernel and systemd, kubelet; state on disk
-    config      settings
-    plan        decisions
-    model       value types
+    telemetry            log events, event bus, counters
+    config               core of the configuration
+    model                value types, decisions and reason codes
 
 Three typical changes, with the files to edit:
 
 An eviction signal
-    ``model/pressure.py`` (member of ``Signal``), ``plan/eviction/thresholds.py`` (unit, resource and node condition),
-    ``host/signals.py`` (its reading), ``config/eviction.py`` (its name in the configuration reference),
+    ``model/pressure.py`` (member of ``Signal``), ``eviction/plan/thresholds.py`` (unit, resource and node condition),
+    ``eviction/kernel_signals.py`` (its reading), ``eviction/settings.py`` (its name in the configuration reference),
     ``tests/unit/host/test_signals.py``. Thresholds, status and metrics need no change.
 A keep rule for images
-    ``plan/reason_codes.py`` (reason code and sentence), ``plan/gc/keep_rules.py`` (the rule, at its precedence),
-    ``plan/gc/explanation.py`` (condition of a later removal), ``tests/unit/plan/gc/test_image_keep_rules.py``.
-    For a separate setting: a field of ``ProtectionPolicy`` and the option in ``config``.
+    ``model/reason_codes.py`` (reason code and sentence), ``gc/plan/keep_rules.py`` (the rule, at its precedence),
+    ``gc/plan/explanation.py`` (condition of a later removal), ``tests/unit/plan/gc/test_image_keep_rules.py``.
+    For a separate setting: a field of ``ProtectionPolicy`` and the option in ``gc/settings.py``.
 A column in a list
-    ``api/lists.py`` (field of the document), ``cli/list_views.py`` (column of the table),
+    ``gc/documents/lists.py`` (field of the document), ``cli/list_views.py`` (column of the table),
     ``tests/unit/cli/test_listing.py``, and the stored screens of ``tests/unit/cli/test_golden.py`` for a column that is
     shown by default or with ``-o wide``.
 """

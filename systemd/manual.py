@@ -26,8 +26,8 @@ from nodeagent import __version__
 from nodeagent.cli.help import EXAMPLES, topics
 from nodeagent.cli.main import app
 from nodeagent.config.fields import settings_of
-from nodeagent.config.models import Config
-from nodeagent.config.reference import toml_value
+from nodeagent.settings.models import Config
+from nodeagent.settings.reference import toml_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.api.codec import Part, Time
 from nodeagent.model import FsObservation, Role
-from nodeagent.plan.decision import ReasonCode, sentence_of
+from nodeagent.model.decision import ReasonCode, sentence_of
 
 if TYPE_CHECKING:
-    from nodeagent.model import NodeSnapshot
-    from nodeagent.plan import decision
+    from nodeagent.model import NodeSnapshot, decision
 
 
 class Reason(Part, frozen=True, kw_only=True):

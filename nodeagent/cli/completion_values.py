@@ -46,7 +46,7 @@ def pass_ids(ctx: typer.Context) -> list[str]:
 def setting_keys() -> list[str]:
     """Return the keys of all settings."""
     from nodeagent.config.fields import settings_of  # noqa: PLC0415
-    from nodeagent.config.models import Config  # noqa: PLC0415 - slow to import
+    from nodeagent.settings.models import Config  # noqa: PLC0415 - slow to import
 
     return [each.key for each in settings_of(Config)]
 

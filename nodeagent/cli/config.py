@@ -9,7 +9,6 @@ import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.api.codec import encode, to_builtins
-from nodeagent.api.config import EffectiveConfig
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say, warn
@@ -17,11 +16,12 @@ from nodeagent.cli.reading import ask
 from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
-from nodeagent.config.loading import effective, load
-from nodeagent.config.settings import DEFAULT_SOURCE
+from nodeagent.daemon.config_documents import EffectiveConfig
+from nodeagent.doctor.plan.metrics import OPEN_FIX, OPEN_LISTENER
 from nodeagent.errors import ConfigError, UsageError
-from nodeagent.plan.eviction.thresholds import MEANINGS
-from nodeagent.plan.metrics_checks import OPEN_FIX, OPEN_LISTENER
+from nodeagent.eviction.plan.thresholds import MEANINGS
+from nodeagent.settings.loading import effective, load
+from nodeagent.settings.settings import DEFAULT_SOURCE
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def show(path: Path | None, form: str, *, sources: bool, key: str = "", direct: 
 
 def _of_files(path: Path | None) -> EffectiveConfig:
     """Return the configuration read from a file, its drop-ins and the environment variables."""
-    from nodeagent.config.reference import toml_value  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.settings.reference import toml_value  # noqa: PLC0415 - not needed if the daemon responds
 
     pairs = effective(load(path)).items()
     values = [(key, toml_value(value)) for key, (value, _) in pairs]
@@ -100,9 +100,9 @@ def _print_setting(config: EffectiveConfig, key: str, form: str, *, source: bool
 
 def _print_values(config: EffectiveConfig, form: str, *, sources: bool) -> None:
     """Print a configuration as TOML, JSON or YAML; with ``sources`` as TOML, each source in a comment."""
-    from nodeagent.config.models import Config  # noqa: PLC0415
-    from nodeagent.config.reference import sourced_toml, to_toml  # noqa: PLC0415
     from nodeagent.config.validation import convert as validated  # noqa: PLC0415
+    from nodeagent.settings.models import Config  # noqa: PLC0415
+    from nodeagent.settings.reference import sourced_toml, to_toml  # noqa: PLC0415
 
     values = {key: _parsed(each.value) for key, each in config.settings.items()}
     if sources:
@@ -155,9 +155,9 @@ def import_kubelet(
         UsageError: ``out`` exists, or cannot be written.
         ConfigError: the file has no KubeletConfiguration or several; or this node has no kubelet configuration.
     """
-    from nodeagent.config.kubelet_import import dry_run_to_keep  # noqa: PLC0415
-    from nodeagent.config.kubelet_import import import_kubelet as convert  # noqa: PLC0415
-    from nodeagent.config.kubelet_report import import_report  # noqa: PLC0415
+    from nodeagent.settings.kubelet_import import dry_run_to_keep  # noqa: PLC0415
+    from nodeagent.settings.kubelet_import import import_kubelet as convert  # noqa: PLC0415
+    from nodeagent.settings.kubelet_report import import_report  # noqa: PLC0415
 
     replaced = _status_to_replace(out, force=force) if out is not None else None
     imported = convert(fields_of_node() if file is None else _fields_of_file(file))
@@ -183,7 +183,7 @@ def _fields_of_file(file: Path) -> Mapping[str, object]:
     Raises:
         ConfigError: the file cannot be read, or has no KubeletConfiguration or several.
     """
-    from nodeagent.config.kubelet_import import read_kubelet  # noqa: PLC0415
+    from nodeagent.settings.kubelet_import import read_kubelet  # noqa: PLC0415
 
     source = "standard input" if str(file) == "-" else str(file)
     try:
@@ -208,7 +208,7 @@ def fields_of_node(root: Path | None = None) -> Mapping[str, object]:
     """
     from nodeagent.clock import SystemClock  # noqa: PLC0415
     from nodeagent.host.kubelet_traces import HOST_ROOT, read_kubelet_traces  # noqa: PLC0415
-    from nodeagent.kube.kubelet_config import read_kubelet_config  # noqa: PLC0415
+    from nodeagent.settings.kubelet_config import read_kubelet_config  # noqa: PLC0415
 
     root = HOST_ROOT if root is None else root
     found = read_kubelet_config(root, [each.pid for each in read_kubelet_traces(SystemClock(), root).processes])
@@ -251,8 +251,8 @@ def _write(path: Path, text: str, like: os.stat_result | None) -> None:
 
 def default(*, dry_run: bool) -> None:
     """Print a configuration file with every setting explained and commented out."""
-    from nodeagent.config.models import Config  # noqa: PLC0415
-    from nodeagent.config.reference import to_toml  # noqa: PLC0415
+    from nodeagent.settings.models import Config  # noqa: PLC0415
+    from nodeagent.settings.reference import to_toml  # noqa: PLC0415
 
     sys.stdout.write(to_toml(Config(dry_run=dry_run), commented=True))
 
@@ -264,9 +264,9 @@ def reference(key: str = "") -> None:
         UsageError: no setting has this key.
     """
     from nodeagent.config.fields import settings_of  # noqa: PLC0415
-    from nodeagent.config.models import Config  # noqa: PLC0415
-    from nodeagent.config.reference import reference as make_reference  # noqa: PLC0415
-    from nodeagent.config.reference import toml_value  # noqa: PLC0415
+    from nodeagent.settings.models import Config  # noqa: PLC0415
+    from nodeagent.settings.reference import reference as make_reference  # noqa: PLC0415
+    from nodeagent.settings.reference import toml_value  # noqa: PLC0415
 
     if not key:
         sys.stdout.write(make_reference())

@@ -7,15 +7,15 @@ import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.api.codec import decode_fields, encode, encode_line
-from nodeagent.api.control import Paused, Resumed, Triggered
-from nodeagent.api.reload import Reload
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say
+from nodeagent.daemon.control_documents import Paused, Resumed, Triggered
+from nodeagent.daemon.reload_document import Reload
 from nodeagent.errors import UsageError
-from nodeagent.store.pause import LONGEST_PAUSE_S
+from nodeagent.loops.pause_file import LONGEST_PAUSE_S
 from nodeagent.text import escape
 from nodeagent.units import format_bytes, format_duration, format_time, parse_duration_s
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nodeagent.api.reload import Effect
+    from nodeagent.daemon.reload_document import Effect
 
 _TRIGGER_WITHIN_S: Final = 960.0
 _RELOAD_WITHIN_S: Final = 90.0

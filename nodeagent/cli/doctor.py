@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api import diagnostics
 from nodeagent.api.codec import encode
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.doctor_checks import run_checks
@@ -16,20 +15,21 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.config.files import UNTRUSTED
+from nodeagent.daemon import diagnostics
+from nodeagent.doctor.plan.node import Finding, Verdict
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
 from nodeagent.host.processes import run
-from nodeagent.observe.node_role import read_role
-from nodeagent.plan.node_checks import Finding, Verdict
-from nodeagent.plan.shutdown.budget import required_delay_s
+from nodeagent.pods.role import read_role
+from nodeagent.shutdown.plan.budget import required_delay_s
 from nodeagent.text import display_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.config.settings import Settings
+    from nodeagent.gc.agent import Agent
     from nodeagent.model import Image
+    from nodeagent.settings.settings import Settings
 
     Fix = Callable[[Settings], None]
 

@@ -1,4 +1,4 @@
-"""Checks of ``nodeagent doctor``: each check reads facts of the node and evaluates them by ``nodeagent.plan``."""
+"""Checks of ``nodeagent doctor``: each check reads facts of the node, and ``nodeagent.doctor.plan`` judges them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
-from nodeagent.api.node.shutdown import delay_limit, lock_held, off_because, query_logind
-from nodeagent.api.status import Status
 from nodeagent.cli.control_client import connect
 from nodeagent.cli.doctor_cluster import cluster_findings
 from nodeagent.cli.doctor_memory import cache_finding, memory_finding
 from nodeagent.cli.doctor_metrics import metrics_finding
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.clock import SystemClock
-from nodeagent.errors import NodeAgentError
-from nodeagent.host.filesystems import filesystem_id
-from nodeagent.host.kubelet_traces import read_kubelet_traces
-from nodeagent.host.logind_config import read_delay
-from nodeagent.host.probes import (
+from nodeagent.daemon.documents import Status
+from nodeagent.doctor.host_facts import (
     has_journald,
     hides,
     probe_directory,
@@ -28,14 +23,9 @@ from nodeagent.host.probes import (
     read_psi_resources,
     read_unit_exposure,
 )
-from nodeagent.host.sockets import group_number
-from nodeagent.kube.kubelet_config import read_kubelet_config
-from nodeagent.model import Role
-from nodeagent.observe.node_role import read_role
-from nodeagent.plan.clock_checks import check_clock, check_image_use
-from nodeagent.plan.gc.policy import Scope
-from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
-from nodeagent.plan.node_checks import (
+from nodeagent.doctor.plan.clock import check_clock, check_image_use
+from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
+from nodeagent.doctor.plan.node import (
     Finding,
     Verdict,
     check_agent,
@@ -55,21 +45,31 @@ from nodeagent.plan.node_checks import (
     check_stores,
     denied,
 )
-from nodeagent.plan.shutdown.budget import shutdown_budget
+from nodeagent.errors import NodeAgentError
+from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.host.filesystems import filesystem_id
+from nodeagent.host.kubelet_traces import read_kubelet_traces
+from nodeagent.host.logind_config import read_delay
+from nodeagent.host.sockets import group_number
+from nodeagent.model import Role
+from nodeagent.pods.role import read_role
 from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
+from nodeagent.settings.kubelet_config import read_kubelet_config
+from nodeagent.shutdown.document_readings import delay_limit, lock_held, off_because, query_logind
+from nodeagent.shutdown.plan.budget import shutdown_budget
 from nodeagent.store.history import History
-from nodeagent.store.holds import HoldFile
 from nodeagent.store.sqlite import fault_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.config.settings import Settings
+    from nodeagent.gc.agent import Agent
     from nodeagent.host.dbus import LogindFacts
     from nodeagent.model import NodeSnapshot
     from nodeagent.runtime.cri_messages import ImageFsInfo
+    from nodeagent.settings.settings import Settings
 
 _UNIT: Final = "nodeagent.service"
 _STATUS_WITHIN_S: Final = 20

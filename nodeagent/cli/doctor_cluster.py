@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from nodeagent.cli.session import run_async
 from nodeagent.clock import SystemClock
+from nodeagent.cluster.plan.rules import SETTINGS
+from nodeagent.cluster.plan.workloads import IN_CLUSTER
+from nodeagent.doctor.plan.api_access import CHECK, check_api_access, check_pod_access
+from nodeagent.doctor.plan.node import Finding, Verdict
 from nodeagent.host.node import node_name
-from nodeagent.plan.kubernetes.access_check import CHECK, check_api_access, check_pod_access
-from nodeagent.plan.kubernetes.rules import SETTINGS
-from nodeagent.plan.kubernetes.workloads import IN_CLUSTER
-from nodeagent.plan.node_checks import Finding, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
 
 
 def cluster_findings(settings: Settings) -> Iterator[Finding]:
@@ -23,7 +23,7 @@ def cluster_findings(settings: Settings) -> Iterator[Finding]:
     access = settings.kubernetes.access
     if access is None:
         return
-    from nodeagent.observe.api_access_check import read_api_access, read_pod_access  # noqa: PLC0415 - imports OpenSSL
+    from nodeagent.doctor.api_access import read_api_access, read_pod_access  # noqa: PLC0415 - imports OpenSSL
 
     name = node_name(settings.kubelet.node_name)
     used = [each for each in SETTINGS if getattr(settings.kubernetes, each)]

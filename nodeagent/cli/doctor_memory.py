@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.clock import SystemClock
-from nodeagent.host.probes import read_writable_cgroups
-from nodeagent.host.signals import SignalPaths, read_signals
+from nodeagent.doctor.host_facts import read_writable_cgroups
+from nodeagent.doctor.plan.memory import CHECK, check_cache_reclaim, check_memory_thresholds
+from nodeagent.doctor.plan.node import Finding, Verdict
+from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
 from nodeagent.model import Role
 from nodeagent.model.pressure import MemorySource, Signal
-from nodeagent.plan.memory_checks import CHECK, check_cache_reclaim, check_memory_thresholds
-from nodeagent.plan.node_checks import Finding, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
 
 UNIT: Final = "nodeagent.service"
 

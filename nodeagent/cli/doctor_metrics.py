@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent.clock import SystemClock
+from nodeagent.doctor.plan.metrics import check_certificate, check_listener
 from nodeagent.errors import ConfigError
 from nodeagent.host.server_certificate import read_certificate, server_context
 from nodeagent.kube.certificate_dates import expiry
-from nodeagent.plan.metrics_checks import check_certificate, check_listener
 
 if TYPE_CHECKING:
-    from nodeagent.config.settings import Settings
-    from nodeagent.plan.node_checks import Finding
+    from nodeagent.doctor.plan.node import Finding
+    from nodeagent.settings.settings import Settings
 
 
 def metrics_finding(settings: Settings) -> Finding:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.gc import DiskUsage
 from nodeagent.cli.display import Line, filled_cells, standard_output
 from nodeagent.cli.plan_view import usage_line
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, print_document, read
 from nodeagent.cli.table import Heading, Table, short_reference, size_cell
 from nodeagent.errors import UsageError
-from nodeagent.plan.gc.breakdown import Part
+from nodeagent.gc.documents.passes import DiskUsage
+from nodeagent.gc.plan.breakdown import Part
 from nodeagent.text import Cut
 from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nodeagent.act.agent import Agent
     from nodeagent.cli.source import Source
-    from nodeagent.plan.gc.breakdown import Breakdown
+    from nodeagent.gc.agent import Agent
+    from nodeagent.gc.plan.breakdown import Breakdown
 
 _BAR: Final = 80
 _SHORTEST_S: Final = 1e-3
@@ -62,7 +62,9 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
     within_s = max(_SHORTEST_S, within_s)
 
     async def measure(agent: Agent) -> DiskUsage:
-        from nodeagent.api.node.gc import measure_disk_usage  # noqa: PLC0415 - not needed if the daemon responds
+        from nodeagent.gc.documents.readings import (  # noqa: PLC0415 - not needed if the daemon responds
+            measure_disk_usage,
+        )
 
         return await measure_disk_usage(agent, within_s)
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.eviction import EvictionPreview
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.reading import print_document, read
 from nodeagent.cli.table import Heading, Table, size_cell
+from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nodeagent.act.agent import Agent
     from nodeagent.api.common import Reason
-    from nodeagent.api.eviction import PodDecision, RankedPodEntry
-    from nodeagent.api.pods import Fact
     from nodeagent.cli.source import Source
+    from nodeagent.eviction.documents import PodDecision, RankedPodEntry
+    from nodeagent.eviction.pod_documents import Fact
+    from nodeagent.gc.agent import Agent
 
 _WIDE: Final = 120
 _NO_THRESHOLD_MET: Final = "no-threshold-met"
@@ -33,7 +33,9 @@ def preview(source: Source, form: str, simulate: Sequence[str]) -> None:
     """
 
     async def read_node(agent: Agent) -> EvictionPreview:
-        from nodeagent.api.node.eviction import preview_eviction  # noqa: PLC0415 - not needed if the daemon responds
+        from nodeagent.eviction.document_readings import (  # noqa: PLC0415 - not needed if the daemon responds
+            preview_eviction,
+        )
 
         return await preview_eviction(agent, simulate)
 
@@ -138,6 +140,6 @@ def _fact(fact: Fact, *, sources: bool) -> str:
 
 
 def _sentence(reason: Reason) -> str:
-    from nodeagent.plan.decision import sentence_of  # noqa: PLC0415 - needed only here
+    from nodeagent.model.decision import sentence_of  # noqa: PLC0415 - needed only here
 
     return sentence_of(str(reason.code), reason.details)

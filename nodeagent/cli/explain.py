@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api import lists
-from nodeagent.api.explain import Explanation
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.listing import ListOptions
@@ -14,6 +12,8 @@ from nodeagent.cli.output import warn
 from nodeagent.cli.reading import print_document, read
 from nodeagent.cli.table import ago, short_reference, size
 from nodeagent.errors import UsageError
+from nodeagent.gc.documents import lists
+from nodeagent.gc.documents.explanation import Explanation
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_time
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.act.previewer import Previews
     from nodeagent.api.common import Reason
-    from nodeagent.api.explain import Explained
     from nodeagent.cli.source import Source
+    from nodeagent.gc.agent import Agent
+    from nodeagent.gc.documents.explanation import Explained
+    from nodeagent.gc.previewer import Previews
 
 _MAX_SHARING: Final = 10
 _LABEL: Final = 15
@@ -45,7 +45,7 @@ def show(source: Source, name: str, form: str) -> None:
         fail("the name is empty: add the name, digest or id of an image, a container or a pod", ExitCode.USAGE)
 
     async def read_node(agent: Agent) -> Explanation:
-        from nodeagent.api.node.gc import explain_items  # noqa: PLC0415 - not needed if the daemon responds
+        from nodeagent.gc.documents.readings import explain_items  # noqa: PLC0415 - not needed if the daemon responds
 
         return await explain_items(agent, name)
 
@@ -97,7 +97,7 @@ def _item_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(reason: Reason) -> str:
-    from nodeagent.plan.decision import sentence_of  # noqa: PLC0415 - needed only here
+    from nodeagent.model.decision import sentence_of  # noqa: PLC0415 - needed only here
 
     return sentence_of(str(reason.code), reason.details)
 
@@ -172,6 +172,6 @@ def _branches(stacks: Sequence[lists.LayerStack], columns: int | None, indent: s
 
 
 async def _image_layers(node: Previews) -> lists.ImageTree:
-    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.gc.documents import list_readings as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_image_layers(node)

@@ -8,12 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.act.gc.outcomes import Outcome, PassEnd
-from nodeagent.act.gc.pass_state import Preview
-from nodeagent.act.gc.undo_terms import offered_window_s
-from nodeagent.api import gc as documents
 from nodeagent.api.codec import encode
-from nodeagent.api.gc import BreakdownFields, Report, decode_progress
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
@@ -23,8 +18,13 @@ from nodeagent.cli.reading import OBSERVED_WITHIN_S
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
-from nodeagent.plan.gc.policy import ImageGCPolicy, Scope
-from nodeagent.plan.gc.saved_plan import parse_plan
+from nodeagent.gc.documents import passes as documents
+from nodeagent.gc.documents.passes import BreakdownFields, Report, decode_progress
+from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.pass_state import Preview
+from nodeagent.gc.plan.policy import ImageGCPolicy, Scope
+from nodeagent.gc.plan.saved_plan import parse_plan
+from nodeagent.gc.undo_terms import offered_window_s
 from nodeagent.record import Record, field, replace
 from nodeagent.units import format_bytes, format_duration, format_time
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.act.gc.outcomes import PassReport
-    from nodeagent.act.previewer import Previews
     from nodeagent.cli.control_client import ControlConnection
-    from nodeagent.config.settings import Settings
-    from nodeagent.plan.gc.breakdown import Breakdown
+    from nodeagent.gc.agent import Agent
+    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.plan.breakdown import Breakdown
+    from nodeagent.gc.previewer import Previews
+    from nodeagent.settings.settings import Settings
 
 _PLAN_LIFETIME_S: Final = 600.0
 
@@ -89,7 +89,7 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
         predicted = predicted_exit_code(preview)
         if request.dry_run or (predicted is ExitCode.DONE and not preview.acts):
             return predicted
-        from nodeagent.api.status import Status  # noqa: PLC0415 - not needed for a dry run
+        from nodeagent.daemon.documents import Status  # noqa: PLC0415 - not needed for a dry run
 
         status = agent.call("Status", Status)
         if status.waiting is not None:
@@ -110,7 +110,7 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
 
 def _apply_on_daemon(request: Request, agent: ControlConnection, saved: str | None) -> ExitCode:
     """Let the daemon apply a saved plan, or run a pass if ``saved`` is ``None``; print the results."""
-    from nodeagent.act.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not needed for a dry run
+    from nodeagent.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not needed for a dry run
 
     apply: dict[str, object] = {"scope": request.scope, "rounds": MAX_ROUNDS}
     if saved is not None:
@@ -181,7 +181,7 @@ def _print_preview(request: Request, preview: Preview, policy: ImageGCPolicy | N
 async def _collect(request: Request, settings: Settings) -> ExitCode:
     if request.dry_run or settings.dry_run:
         return await _preview(request, settings)
-    from nodeagent.act.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not needed for a dry run
+    from nodeagent.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not needed for a dry run
 
     warn_of_pause(settings)
     async with open_for_command(settings, record=True, dry_run=False) as agent:
@@ -208,7 +208,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
 
 
 async def _preview(request: Request, settings: Settings) -> ExitCode:
-    from nodeagent.act.previewer import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
+    from nodeagent.gc.previewer import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
 
     async with open_previewer(settings) as previewer:
         preview = await previewer.preview(Scope(request.scope))
@@ -225,8 +225,8 @@ def note_dry_run() -> None:
 
 def warn_of_pause(settings: Settings) -> None:
     """Print a warning if the daemon is paused; the pause does not stop commands."""
-    from nodeagent.observe.clock_reading import read_clocks  # noqa: PLC0415 - not needed for a dry run
-    from nodeagent.store.pause import PauseFile  # noqa: PLC0415
+    from nodeagent.loops.clock_reading import read_clocks  # noqa: PLC0415 - not needed for a dry run
+    from nodeagent.loops.pause_file import PauseFile  # noqa: PLC0415
 
     try:
         pause = PauseFile(settings.state_directory).read()

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import UnsetType, structs
 
-from nodeagent.api.eviction import RecordedEviction
-from nodeagent.api.history import History
 from nodeagent.cli import table as values
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.list_request import ListRequest
@@ -18,6 +16,8 @@ from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
+from nodeagent.eviction.documents import RecordedEviction
+from nodeagent.gc.documents.history import History
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, parse_duration_s
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.api.history import NodeStop, PastPass
     from nodeagent.cli.listing import ListOptions
+    from nodeagent.gc.documents.history import NodeStop, PastPass
 
 
 class HistoryRequest(NamedTuple):

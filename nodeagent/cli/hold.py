@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from nodeagent import model
 from nodeagent.api.codec import encode
-from nodeagent.api.holds import Hold
-from nodeagent.api.lists import Images
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import daemon_of
 from nodeagent.cli.output import say, warn
@@ -20,18 +18,20 @@ from nodeagent.cli.session import load_settings
 from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
+from nodeagent.gc.documents.holds import Hold
+from nodeagent.gc.documents.lists import Images
+from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.plan.image_protection import parse_rule
+from nodeagent.gc.plan.image_users import ImageIndex
+from nodeagent.gc.plan.keep_rules import images_named
+from nodeagent.loops.clock_reading import read_clocks, stored_trust
 from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
-from nodeagent.observe.clock_reading import read_clocks, stored_trust
-from nodeagent.plan.gc.image_protection import parse_rule
-from nodeagent.plan.gc.image_users import ImageIndex
-from nodeagent.plan.gc.keep_rules import images_named
-from nodeagent.store.holds import HoldFile
 from nodeagent.units import format_time, parse_duration_s
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.act.agent import Agent
+    from nodeagent.gc.agent import Agent
 
 
 def add(config: Path | None, *, image: str | None, every: bool, duration: str, why: str, form: str) -> None:
@@ -116,7 +116,7 @@ def _note_unmatched(image: str, config: Path | None) -> None:
 
 
 async def _list_images(agent: Agent) -> Images:
-    from nodeagent.api.node.lists import list_images  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.gc.documents.list_readings import list_images  # noqa: PLC0415 - not needed if the daemon responds
 
     return await list_images(agent)
 

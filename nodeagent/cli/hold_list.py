@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.api.holds import HoldList
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import HOLDS
 from nodeagent.cli.reading import ask
 from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock
+from nodeagent.gc.documents.holds import HoldList
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +32,8 @@ def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:
 
 def _read_file(config: Path | None) -> HoldList:
     from nodeagent.cli.session import load_settings  # noqa: PLC0415 - not needed if the daemon responds
-    from nodeagent.observe.clock_reading import read_clocks, stored_trust  # noqa: PLC0415
-    from nodeagent.store.holds import HoldFile  # noqa: PLC0415
+    from nodeagent.gc.hold_file import HoldFile  # noqa: PLC0415
+    from nodeagent.loops.clock_reading import read_clocks, stored_trust  # noqa: PLC0415
 
     directory = load_settings(config, {}).state_directory
     at = read_clocks(SystemClock())

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.cli.completion_scripts import SCRIPTS
 from nodeagent.cli.withdrawal import withdraw_from_cluster
 from nodeagent.config.files import DEFAULT_PATH
-from nodeagent.config.models import Config
-from nodeagent.config.reference import to_toml
 from nodeagent.errors import InhibitorError, InstallError, UsageError
 from nodeagent.files import create_file, replace_file
 from nodeagent.host import installation
 from nodeagent.host.installation import UNIT, below
 from nodeagent.host.processes import run
 from nodeagent.host.systemd import PodSlices
+from nodeagent.settings.models import Config
+from nodeagent.settings.reference import to_toml
 from nodeagent.text import escape, escape_lines
 
 if TYPE_CHECKING:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from nodeagent.api import gc as documents
 from nodeagent.cli import gc
 from nodeagent.cli.reading import ask
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.source import Source
 from nodeagent.errors import UsageError
+from nodeagent.gc.documents import passes as documents
 from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
-    from nodeagent.act.gc.pass_state import Preview
     from nodeagent.cli.exit_codes import ExitCode
-    from nodeagent.config.settings import Settings
+    from nodeagent.gc.pass_state import Preview
+    from nodeagent.settings.settings import Settings
 
 
 def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> None:

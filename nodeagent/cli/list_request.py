@@ -15,7 +15,7 @@ from nodeagent.cli.output import warn
 from nodeagent.cli.reading import print_document
 from nodeagent.cli.table import EMPTY, Row, table_lines
 from nodeagent.errors import UsageError
-from nodeagent.plan.gc.linear_expression import ExpressionError, glob_search
+from nodeagent.linear_expression import ExpressionError, glob_search
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,9 +11,9 @@ from nodeagent.text import Cut
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.api.history import NodeStop, PastPass
-    from nodeagent.api.holds import HoldFields
-    from nodeagent.api.lists import Container, Image, Pod
+    from nodeagent.gc.documents.history import NodeStop, PastPass
+    from nodeagent.gc.documents.holds import HoldFields
+    from nodeagent.gc.documents.lists import Container, Image, Pod
 
 
 _NAME_CELLS: Final = 16
@@ -25,7 +25,7 @@ def _verdict_style(row: Image | Container) -> str:
 
 
 def _message(row: Image | Container) -> str:
-    from nodeagent.plan.decision import sentence_of  # noqa: PLC0415 - needed only for -o wide
+    from nodeagent.model.decision import sentence_of  # noqa: PLC0415 - needed only for -o wide
 
     return sentence_of(str(row.reason.code), row.reason.details)
 

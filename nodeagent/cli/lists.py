@@ -8,17 +8,17 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nodeagent.api import lists
 from nodeagent.cli.reading import ask
+from nodeagent.gc.documents import lists
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from nodeagent.act.previewer import Previews
     from nodeagent.api.codec import Document
     from nodeagent.cli.list_request import ListRequest
     from nodeagent.cli.listing import ListOptions
     from nodeagent.cli.source import Source
+    from nodeagent.gc.previewer import Previews
 
     D = TypeVar("D", bound=Document)
     L = TypeVar("L", bound=lists.Listing)
@@ -99,18 +99,18 @@ def _print(
 
 
 async def _images(node: Previews) -> lists.Images:
-    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.gc.documents import list_readings as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_images(node)
 
 
 async def _containers(node: Previews) -> lists.Containers:
-    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.gc.documents import list_readings as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_containers(node)
 
 
 async def _pods(node: Previews) -> lists.Pods:
-    from nodeagent.api.node import lists as documents  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.gc.documents import list_readings as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_pods(node)

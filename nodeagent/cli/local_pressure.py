@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nodeagent.api.pressure import Pressure
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.watch import print_document, watching
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
+from nodeagent.eviction.plan.grammar import parse_thresholds
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.signal_documents import Pressure
+from nodeagent.eviction.signals import EvictionSignalReader
 from nodeagent.model.pressure import MemorySource
-from nodeagent.observe.eviction_signals import EvictionSignalReader
-from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.cli.display import Line
-    from nodeagent.config.eviction import EvictionSettings
-    from nodeagent.config.settings import Settings
-    from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
+    from nodeagent.eviction.settings import EvictionSettings
+    from nodeagent.eviction.signals import SignalLayout, SignalReadings
+    from nodeagent.settings.settings import Settings
 
     View = Callable[[Any, int | None], Iterable[Line]]
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from os import PathLike
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.api.node_report import NodeReport
-    from nodeagent.api.pods import PodUsage
-    from nodeagent.api.status import Status
+    from nodeagent.daemon.documents import Status
+    from nodeagent.daemon.report_document import NodeReport
+    from nodeagent.eviction.pod_documents import PodUsage
+    from nodeagent.gc.agent import Agent
 
 
 class LocalStatus:

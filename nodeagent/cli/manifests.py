@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from nodeagent import __version__
-from nodeagent.config.kubernetes import KubernetesSection
-from nodeagent.config.validation import InvalidDocumentError, convert
-from nodeagent.errors import UsageError
-from nodeagent.plan.kubernetes.rules import SETTINGS, role_documents, rules_for
-from nodeagent.plan.kubernetes.workloads import (
+from nodeagent.cluster.plan.rules import SETTINGS, role_documents, rules_for
+from nodeagent.cluster.plan.workloads import (
     CAPABILITIES,
     CONFIG_DIRECTORY,
     IN_CLUSTER,
@@ -21,6 +18,9 @@ from nodeagent.plan.kubernetes.workloads import (
     daemon_set_objects,
     static_pod,
 )
+from nodeagent.cluster.settings import KubernetesSection
+from nodeagent.config.validation import InvalidDocumentError, convert
+from nodeagent.errors import UsageError
 from nodeagent.text import escape
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
+from nodeagent.cluster.facts import NodeFactsReader, status_policy
+from nodeagent.cluster.plan.node_status import READY, node_object
 from nodeagent.errors import ApiServerError, NodeAgentError
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.signals import EvictionSignalReader
 from nodeagent.model import Role
-from nodeagent.observe.eviction_signals import EvictionSignalReader
-from nodeagent.observe.node_facts import NodeFactsReader, status_policy
-from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.plan.node_status import READY, node_object
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.eviction.signals import FindImageFilesystems
     from nodeagent.model.access import ApiAccess
     from nodeagent.model.kubernetes import Node, NodeSpec, StatusCondition
     from nodeagent.model.pressure import NodeCondition
-    from nodeagent.observe.eviction_signals import FindImageFilesystems
     from nodeagent.runtime.cri import CriClient
+    from nodeagent.settings.settings import Settings
 
 _LABEL_WIDTH = 20
 _NONE = "<none>"
@@ -92,10 +92,10 @@ async def _read_with(
 async def _read_spec(access: ApiAccess, name: str) -> tuple[NodeSpec | None, str]:
     """Return the stored spec of the Node object, with taints and cordon; else ``None`` and the reason."""
     # imports OpenSSL, which a description without an API server does not need
+    from nodeagent.cluster.facts import compare_with_machine  # noqa: PLC0415
     from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
     from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
     from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
-    from nodeagent.observe.node_facts import compare_with_machine  # noqa: PLC0415
 
     api = NodeApi(ApiClient(access, ApiCredentials(access)), name)
     try:

@@ -8,12 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
-from nodeagent.act.gc.pass_state import plans_for
-from nodeagent.act.gc.undo_terms import offered_window_s
 from nodeagent.api.codec import encode
-from nodeagent.api.gc import Drift, Report
-from nodeagent.api.gc import Preview as PreviewDocument
-from nodeagent.api.undo import Apply, PlanDiff, encode_saved_plan
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirm_removals, exit_code, note_dry_run, predicted_exit_code, run_interruptibly
@@ -24,9 +19,14 @@ from nodeagent.cli.table import Heading, Table, short_reference
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.files import replace_file
+from nodeagent.gc.documents.passes import Drift, Report
+from nodeagent.gc.documents.passes import Preview as PreviewDocument
+from nodeagent.gc.documents.undo import Apply, PlanDiff, encode_saved_plan
+from nodeagent.gc.pass_state import plans_for
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.gc.plan.saved_plan import compare, parse_plan, refusal_of
+from nodeagent.gc.undo_terms import offered_window_s
 from nodeagent.host.node import node_identity
-from nodeagent.plan.gc.policy import Scope
-from nodeagent.plan.gc.saved_plan import compare, parse_plan, refusal_of
 from nodeagent.record import Record, field
 from nodeagent.units import format_time, parse_duration_s
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from nodeagent.act.gc.outcomes import PassReport
-    from nodeagent.act.gc.pass_state import Preview
-    from nodeagent.api.undo import SavedItem
-    from nodeagent.config.settings import Settings
-    from nodeagent.plan.gc import saved_plan
-    from nodeagent.plan.gc.saved_plan import SavedPlan
+    from nodeagent.gc.documents.undo import SavedItem
+    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.pass_state import Preview
+    from nodeagent.gc.plan import saved_plan
+    from nodeagent.gc.plan.saved_plan import SavedPlan
+    from nodeagent.settings.settings import Settings
 
 _LARGEST_FILE_BYTES = 256 << 20
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.cli.display import Line
 from nodeagent.cli.table import Heading, Table, short_id, short_reference, size, size_cell
-from nodeagent.plan.decision import Accounting, ItemKind, Verdict
-from nodeagent.plan.gc.policy import LIMITS
+from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.plan.policy import LIMITS
+from nodeagent.model.decision import Accounting, ItemKind, Verdict
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes, format_duration, format_time
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.plan.policy import ImageGCPolicy
     from nodeagent.model import FsObservation, NodeSnapshot
-    from nodeagent.plan.decision import Decision, Plan
-    from nodeagent.plan.gc.policy import ImageGCPolicy
+    from nodeagent.model.decision import Decision, Plan
 
 _BAR: Final = 30
 _SHORT_BAR: Final = 16

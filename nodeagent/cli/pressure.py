@@ -6,13 +6,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.pressure import Pressure
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import Line, bar
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.signal_values import is_stall, short_amount, signal_name, used_share
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.cli.watch import print_document, watching
+from nodeagent.eviction.signal_documents import Pressure
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.api.pressure import Signal
     from nodeagent.cli.control_client import ControlConnection
+    from nodeagent.eviction.signal_documents import Signal
 
     View = Callable[[Pressure, int | None], Iterator[Line]]
 

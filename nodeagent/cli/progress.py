@@ -14,7 +14,7 @@ from nodeagent.text import escape
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nodeagent.act.gc.outcomes import Result
+    from nodeagent.gc.outcomes import Result
 
 
 @contextmanager

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import structs
 
 from nodeagent.api.codec import decode, encode, encode_line
-from nodeagent.api.diagnostics import Finding
 from nodeagent.api.document_error import DocumentError
-from nodeagent.api.fleet import Fleet
-from nodeagent.api.node_report import NodeReport
-from nodeagent.api.status import Status
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import warn
 from nodeagent.cli.reading import ask, print_document, read_node
 from nodeagent.cli.table import Heading, Table, size_cell
+from nodeagent.daemon.diagnostics import Finding
+from nodeagent.daemon.documents import Status
+from nodeagent.daemon.fleet import Fleet
+from nodeagent.daemon.report_document import NodeReport
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_time
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import BinaryIO
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.api.fleet import FleetGroup, FleetNode
-    from nodeagent.api.node_report import PlannedRemovals
     from nodeagent.cli.source import Source
+    from nodeagent.daemon.fleet import FleetGroup, FleetNode
+    from nodeagent.daemon.report_document import PlannedRemovals
+    from nodeagent.gc.agent import Agent
 
 _WIDE: Final = 100
 _WARNINGS: Final = 3
@@ -244,7 +244,7 @@ def _checks(source: Source) -> tuple[Finding, ...]:
     """Run the checks of ``doctor`` and return the problems and warnings."""
     from nodeagent.cli.doctor_checks import run_checks  # noqa: PLC0415 - needed only with --doctor
     from nodeagent.cli.session import load_settings  # noqa: PLC0415
-    from nodeagent.plan.node_checks import Verdict  # noqa: PLC0415
+    from nodeagent.doctor.plan.node import Verdict  # noqa: PLC0415
 
     settings = load_settings(None if source.config is None else Path(source.config), source.overrides)
     return tuple(

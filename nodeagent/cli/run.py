@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.config.files import absolute_path
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
-from nodeagent.config.standby import standby_settings
-from nodeagent.daemon.memory import configure_malloc
 from nodeagent.daemon.supervisor import supervise
-from nodeagent.daemon.unix_signals import ignore_hangup
 from nodeagent.errors import ConfigError, InhibitorError
 from nodeagent.host.processes import WORKING_DIRECTORY
 from nodeagent.host.systemd import DescriptorStore, Notifier, PodSlices, stored_descriptor
-from nodeagent.observe.node_role import read_role
+from nodeagent.loops.memory import configure_malloc
+from nodeagent.loops.unix_signals import ignore_hangup
+from nodeagent.pods.role import read_role
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
+from nodeagent.settings.standby import standby_settings
 from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
 
 THREADS_END_WITHIN_S: Final = 3
 GC_THRESHOLDS: Final = (50_000, 20, 20)

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.config.settings import Settings
+    from nodeagent.gc.agent import Agent
+    from nodeagent.settings.settings import Settings
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Sett
         ConfigError: the configuration is invalid; the message has one line per fault with file, key, value and allowed
             form.
     """
-    from nodeagent.config.loading import load  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.settings.loading import load  # noqa: PLC0415 - not needed if the daemon responds
 
     options = None
     if overrides:
@@ -39,7 +39,7 @@ def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) 
     Raises:
         RuntimeUnavailableError: the runtime does not respond.
     """
-    from nodeagent.act.agent import open_agent  # noqa: PLC0415 - the runtime clients are slow to import
+    from nodeagent.gc.agent import open_agent  # noqa: PLC0415 - the runtime clients are slow to import
 
     return open_agent(settings, record=record, dry_run=dry_run)
 

@@ -6,12 +6,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.shutdown import ShutdownPlan, ShutdownStatus
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.history import stop_headline
 from nodeagent.cli.reading import ask, print_document, read
 from nodeagent.cli.table import Heading, Table
+from nodeagent.shutdown.documents import ShutdownPlan, ShutdownStatus
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.api.shutdown import DelayLimit
     from nodeagent.cli.source import Source
+    from nodeagent.gc.agent import Agent
+    from nodeagent.shutdown.documents import DelayLimit
 
 
 _SYSTEMD_DEFAULT: Final = "systemd's default"
@@ -68,13 +68,13 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
         NodeAgentError: no runtime is configured and none is found.
     """
     from nodeagent.cli.session import load_settings, run_async  # noqa: PLC0415 - not needed by every command
-    from nodeagent.config.settings import Origin  # noqa: PLC0415
-    from nodeagent.config.standby import standby_settings  # noqa: PLC0415
-    from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop  # noqa: PLC0415
-    from nodeagent.daemon.unix_signals import ignore_hangup  # noqa: PLC0415
     from nodeagent.errors import ConfigError  # noqa: PLC0415
     from nodeagent.host.process_identity import started_s  # noqa: PLC0415
     from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
+    from nodeagent.loops.unix_signals import ignore_hangup  # noqa: PLC0415
+    from nodeagent.settings.settings import Origin  # noqa: PLC0415
+    from nodeagent.settings.standby import standby_settings  # noqa: PLC0415
+    from nodeagent.shutdown.stop_hook import stop_pods_at_unit_stop  # noqa: PLC0415
     from nodeagent.telemetry import logging as log  # noqa: PLC0415 - not needed by every command
 
     with ignore_hangup():  # a SIGHUP to all processes of the unit must not end this process
@@ -95,7 +95,9 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
 
 
 async def _plan(agent: Agent) -> ShutdownPlan:
-    from nodeagent.api.node.shutdown import rehearse_shutdown  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.shutdown.document_readings import (  # noqa: PLC0415 - not needed if the daemon responds
+        rehearse_shutdown,
+    )
 
     return await rehearse_shutdown(agent)
 
@@ -103,8 +105,8 @@ async def _plan(agent: Agent) -> ShutdownPlan:
 def _read_status(config: str | PathLike[str] | None, limit: int) -> ShutdownStatus:
     from pathlib import Path  # noqa: PLC0415 - not needed if the daemon responds
 
-    from nodeagent.api.node.shutdown import read_shutdown_status  # noqa: PLC0415
     from nodeagent.cli.session import load_settings, run_async  # noqa: PLC0415
+    from nodeagent.shutdown.document_readings import read_shutdown_status  # noqa: PLC0415
 
     settings = load_settings(None if config is None else Path(config), {})
     return run_async(read_shutdown_status(settings, limit))

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Any
 
-    from nodeagent.act.agent import Agent
     from nodeagent.api.codec import Document
+    from nodeagent.gc.agent import Agent
 
     D = TypeVar("D", bound=Document)
     ReadNode = Callable[[Agent], Coroutine[Any, Any, D]]

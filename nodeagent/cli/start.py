@@ -12,7 +12,7 @@ def main() -> None:
     if None in (sys.stdin, sys.stdout, sys.stderr):
         _occupy_closed_descriptors()
     if words[:1] == ["run"]:  # before slow imports: a SIGHUP can arrive at any moment
-        from nodeagent.daemon.unix_signals import block_signals  # noqa: PLC0415 - needed only for the daemon
+        from nodeagent.loops.unix_signals import block_signals  # noqa: PLC0415 - needed only for the daemon
 
         block_signals()
     elif words[:1] == ["__probe"]:  # of a container

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import structs
 
 from nodeagent.api.client import DaemonAbsentError
-from nodeagent.api.pods import PodUsage
-from nodeagent.api.status import Status, Top
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.status_view import status_view, top_view
 from nodeagent.cli.watch import print_document, watching
+from nodeagent.daemon.documents import Status, Top
+from nodeagent.eviction.pod_documents import PodUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,16 +9,16 @@ from msgspec import UnsetType
 from nodeagent.cli.display import Line
 from nodeagent.cli.signal_values import amount, is_stall, signal_name, used_share
 from nodeagent.cli.table import Heading, Table, ago, done_cell, size_cell
-from nodeagent.plan.gap_text import describe_gap
+from nodeagent.gc.plan.gap_text import describe_gap
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from nodeagent.api.pods import Fact, RankedPodUsage
-    from nodeagent.api.pressure import Signal
-    from nodeagent.api.status import Status, Top
+    from nodeagent.daemon.documents import Status, Top
+    from nodeagent.eviction.pod_documents import Fact, RankedPodUsage
+    from nodeagent.eviction.signal_documents import Signal
 
 T = TypeVar("T")
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.act.gc.restore import UndoOutcome
 from nodeagent.api.codec import encode
-from nodeagent.api.node.gc import list_undoable
-from nodeagent.api.undo import UndoList, Undone
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode
@@ -17,13 +14,16 @@ from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table, short_id, short_reference, size_cell
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
+from nodeagent.gc.documents.readings import list_undoable
+from nodeagent.gc.documents.undo import UndoList, Undone
+from nodeagent.gc.restore import UndoOutcome
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.api.undo import UndoablePass
+    from nodeagent.gc.documents.undo import UndoablePass
 
 _WITHIN_S = 300.0
 _MOST_NAMES = 3

@@ -6,13 +6,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
-from nodeagent.api.diagnostics import Version
 from nodeagent.cli.output import say
 from nodeagent.cli.reading import print_document, read
+from nodeagent.daemon.diagnostics import Version
 
 if TYPE_CHECKING:
-    from nodeagent.act.agent import Agent
     from nodeagent.cli.source import Source
+    from nodeagent.gc.agent import Agent
 
 
 def show_version(source: Source, form: str) -> None:

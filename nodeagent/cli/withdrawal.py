@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.config.loading import load
 from nodeagent.errors import ConfigError, NodeAgentError
 from nodeagent.model import Role
+from nodeagent.settings.loading import load
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ def withdraw_from_cluster(configuration: Path) -> list[tuple[str, str]]:
     if settings is None or settings.kubernetes.access is None:
         return []
     # These imports load OpenSSL and the API objects, which an uninstallation without a cluster does not need.
-    from nodeagent.act.withdrawal import withdraw  # noqa: PLC0415
     from nodeagent.cli.session import run_async  # noqa: PLC0415
+    from nodeagent.cluster.withdrawal import withdraw  # noqa: PLC0415
     from nodeagent.host.node import node_name  # noqa: PLC0415
-    from nodeagent.observe.node_role import read_role  # noqa: PLC0415
+    from nodeagent.pods.role import read_role  # noqa: PLC0415
 
     try:
         has_kubelet = read_role(settings.role).role is Role.BESIDE_KUBELET

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nodeagent.plan.gc.linear_expression import glob_search
+from nodeagent.linear_expression import glob_search
 from nodeagent.text import encodable
 from nodeagent.units import DURATION_FORM, QUANTITY_FORM, parse_bytes, parse_duration_s
 

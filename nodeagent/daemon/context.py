@@ -3,71 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nodeagent.daemon.reload_grace import BY_RELOAD, ReloadGrace, StoredMode, grace_needed_s
-from nodeagent.observe.node_role import RoleWatch
-from nodeagent.observe.watched_pods import WatchedPods
-from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.loops.reload_grace import BY_RELOAD, ReloadGrace, StoredMode, grace_needed_s
+from nodeagent.loops.shutdown_announcement import ShutdownAnnouncement
+from nodeagent.pods.role import RoleWatch
+from nodeagent.pods.watched import WatchedPods
 from nodeagent.telemetry.counters import Counters
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.agent import Agent
     from nodeagent.clock import Clock
-    from nodeagent.config.settings import Settings
-    from nodeagent.daemon.passes import LoopStatuses, PassLock
     from nodeagent.daemon.reload_effect import Reloaded
-
-
-class AnnouncedPart(StrEnum):
-    """Parts of the Node object that announce a shutdown."""
-
-    STATUS = "status"
-    CORDON = "cordon"
-
-
-class ShutdownAnnouncement:
-    """Whether the API server knows of the shutdown in progress; nothing is announced without a registered node."""
-
-    def __init__(self) -> None:
-        """Create an announcement without expected parts."""
-        self._settled = asyncio.Event()
-        self._settled.set()
-        self._open: set[AnnouncedPart] = set()
-
-    def begin(self) -> None:
-        """Expect every part, from now on and for each shutdown."""
-        self._open = set(AnnouncedPart)
-        self._settled.clear()
-
-    def settle(self, part: AnnouncedPart) -> None:
-        """Expect a part no longer: it was written, or refused in a way that another attempt does not change."""
-        self._open.discard(part)
-        if not self._open:
-            self._settled.set()
-
-    def expect(self, part: AnnouncedPart) -> None:
-        """Expect a part again, as after a cancelled shutdown."""
-        self._open.add(part)
-        self._settled.clear()
-
-    def end(self) -> None:
-        """Expect nothing any longer."""
-        self._open = set()
-        self._settled.set()
-
-    async def wait(self, seconds: float) -> bool:
-        """Wait until every expected part is settled, at most this time; return whether it is."""
-        if not self._settled.is_set() and seconds > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._settled.wait()
-        return self._settled.is_set()
+    from nodeagent.gc.agent import Agent
+    from nodeagent.loops.passes import LoopStatuses, PassLock
+    from nodeagent.settings.settings import Settings
 
 
 _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})

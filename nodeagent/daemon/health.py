@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.daemon.passes import PausedBy
+from nodeagent.loops.passes import PausedBy
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext

@@ -11,9 +11,9 @@ from nodeagent.units import format_bytes
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from nodeagent.plan.decision import Decision
-    from nodeagent.plan.eviction.preview import PodEviction
-    from nodeagent.plan.eviction.readings import ThresholdStatus
+    from nodeagent.eviction.plan.preview import PodEviction
+    from nodeagent.eviction.plan.readings import ThresholdStatus
+    from nodeagent.model.decision import Decision
 
 SHOWN: Final = 10
 """Maximum number of items or pods named in a log line or a document."""

@@ -6,36 +6,37 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.pass_state import plans_for
-from nodeagent.api import gc, reload
 from nodeagent.api.common import Reason
-from nodeagent.api.reload import EvictedPod, Grace, KindCount, MetThreshold, Reload
+from nodeagent.daemon import reload_document as reload
+from nodeagent.daemon.reload_document import EvictedPod, Grace, KindCount, MetThreshold, Reload
 from nodeagent.daemon.reload_effect import SHOWN, Effect, threshold_text
 from nodeagent.errors import NodeAgentError
+from nodeagent.eviction.plan.local_storage import has_limit
+from nodeagent.eviction.plan.preview import first_victim, pods_over_limits
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.plan.thresholds import MEANINGS
+from nodeagent.eviction.signals import EvictionSignalReader
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.documents import passes as gc
+from nodeagent.gc.pass_state import plans_for
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.model import Role
-from nodeagent.observe.eviction_signals import EvictionSignalReader
-from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.eviction.local_storage import has_limit
-from nodeagent.plan.eviction.preview import first_victim, pods_over_limits
-from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.plan.eviction.thresholds import MEANINGS
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.model.decision import ItemKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.reload_effect import Reloaded
-    from nodeagent.observe.eviction_signals import SignalLayout
-    from nodeagent.plan.decision import Decision, Plan
-    from nodeagent.plan.eviction.preview import PodEviction
-    from nodeagent.plan.eviction.readings import ThresholdStatus
-    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.eviction.plan.preview import PodEviction
+    from nodeagent.eviction.plan.readings import ThresholdStatus
+    from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.signals import SignalLayout
+    from nodeagent.gc.agent import Agent
+    from nodeagent.model.decision import Decision, Plan
+    from nodeagent.settings.settings import Settings
 
 WITHIN_S: Final = 10.0
 """Time limit of a preview in seconds; a preview delays the start of the loops under new settings."""

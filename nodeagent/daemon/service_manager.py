@@ -5,23 +5,23 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.config.loading import checked
 from nodeagent.daemon.health import status_line
-from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.reload_effect import Effect, Reloaded
-from nodeagent.daemon.reload_grace import grace_needed_s
 from nodeagent.daemon.reload_preview import log_effect, preview_effect, until_stopped
 from nodeagent.errors import ConfigError
+from nodeagent.gc.loop import wait_for_any
 from nodeagent.guarded_call import GuardedCall, HangingCallError
+from nodeagent.loops.reload_grace import grace_needed_s
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.host.systemd import Notifier
+    from nodeagent.settings.settings import Settings
 
     Preview = Callable[[Settings, Settings, DaemonContext], Awaitable[Effect]]
     """Returns the effect of the first settings when they replace the second settings; see ``preview_effect``."""

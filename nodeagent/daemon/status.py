@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent import __version__
 from nodeagent.api.common import Filesystem
-from nodeagent.api.holds import HoldFields
-from nodeagent.api.node.gc import preview_collection
-from nodeagent.api.node_report import NodeReport
-from nodeagent.api.pods import PodUsage
-from nodeagent.api.pressure import Pressure, Signal
-from nodeagent.api.status import (
+from nodeagent.daemon.documents import (
     AgentStatus,
     ClockStatus,
     FilesystemStatus,
@@ -30,31 +25,36 @@ from nodeagent.api.status import (
     Status,
     WaitStatus,
 )
-from nodeagent.daemon import passes as loop_status
 from nodeagent.daemon.health import not_ready
+from nodeagent.daemon.report_document import NodeReport
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
+from nodeagent.eviction.plan.planner import eviction_order
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.pod_documents import PodUsage
+from nodeagent.eviction.signal_documents import Pressure, Signal
+from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache
+from nodeagent.gc.documents.holds import HoldFields
+from nodeagent.gc.documents.readings import preview_collection
+from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.plan.keep_rules import holds_in_force
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.node import node_name
+from nodeagent.loops import passes as loop_status
 from nodeagent.model import Role
 from nodeagent.model import pressure as model
-from nodeagent.observe.eviction_signals import EvictionSignalReader, LayoutCache
-from nodeagent.plan.eviction.planner import eviction_order
-from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.plan.gc.keep_rules import holds_in_force
-from nodeagent.plan.gc.policy import Scope
-from nodeagent.store.holds import HoldFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.signals import SignalLayout, SignalReadings
+    from nodeagent.gc.agent import Agent
     from nodeagent.model import ImageFilesystem, RoleDecision
     from nodeagent.model.pods import PodInventory
-    from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
-    from nodeagent.observe.pods import PodReader
-    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.pods.reader import PodReader
+    from nodeagent.settings.settings import Settings
 
 _RUNTIME_WITHIN_S: Final = 2.0
 _READ_WITHIN_S: Final = 2.0

@@ -11,17 +11,19 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.outcomes import DryRunWatch, PassEnd
 from nodeagent.clock import SystemClock
+from nodeagent.cluster.all_tasks import kubernetes_tasks
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control.server import ControlServer, refuse_second_agent
-from nodeagent.daemon.eviction.composition import eviction_tasks
 from nodeagent.daemon.health import status_line
 from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.http.textfile_task import TextfileTask
-from nodeagent.daemon.kubernetes.all_tasks import kubernetes_tasks
-from nodeagent.daemon.loops import (
+from nodeagent.daemon.reload_preview import log_reload_effect
+from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, announce_grace
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
+from nodeagent.eviction.composition import eviction_tasks
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.loop import (
     SILENCE_S,
     Interval,
     Loop,
@@ -32,21 +34,19 @@ from nodeagent.daemon.loops import (
     log_start,
     wait_for_any,
 )
-from nodeagent.daemon.passes import LoopStatuses, PassLock
-from nodeagent.daemon.pause import PauseTask, restore_pause
-from nodeagent.daemon.reload_grace import restore_grace
-from nodeagent.daemon.reload_preview import log_reload_effect
-from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, announce_grace
-from nodeagent.daemon.shutdown.task import InhibitorTask
-from nodeagent.daemon.unix_signals import handled
-from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
+from nodeagent.gc.outcomes import DryRunWatch, PassEnd
+from nodeagent.gc.plan.breakdown import describe
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.lock import daemon_lock
 from nodeagent.host.systemd import Notifier, is_node_stopping
-from nodeagent.plan.gc.breakdown import describe
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.loops.passes import LoopStatuses, PassLock
+from nodeagent.loops.pause import PauseTask, restore_pause
+from nodeagent.loops.reload_grace import restore_grace
+from nodeagent.loops.unix_signals import handled
 from nodeagent.record import replace
 from nodeagent.runtime.connection import check_permission
-from nodeagent.store.last_settings import write_last_settings
+from nodeagent.settings.last_settings import write_last_settings
+from nodeagent.shutdown.task import InhibitorTask
 from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.act.gc.outcomes import PassReport, Result
-    from nodeagent.act.gc.pass_state import Preview
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonTask
-    from nodeagent.daemon.loops import Pass
-    from nodeagent.plan.gc.breakdown import Breakdown
+    from nodeagent.gc.agent import Agent
+    from nodeagent.gc.loop import Pass
+    from nodeagent.gc.outcomes import PassReport, Result
+    from nodeagent.gc.pass_state import Preview
+    from nodeagent.gc.plan.breakdown import Breakdown
+    from nodeagent.settings.settings import Settings
 
 STOP_WITHIN_S = 8.0
 GRACE_POLL_S = 0.5

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
 
     CallObserver = Callable[[str, float, str], None]
     Metadata = Sequence[tuple[str, str]]

@@ -19,7 +19,7 @@ Leases that keep the content of removed images until their undo window ends.
 The lease of a removal cannot be used for the undo window: its deletion is the decision to remove, and containerd has no
 call that changes a label of a lease. Before that deletion, a second lease is therefore created on the same content. The
 second lease records the names, and is identified by its label. After a crash between the two calls both leases exist:
-the removal was not decided, and both leases are deleted (see :mod:`nodeagent.act.gc.restore`).
+the removal was not decided, and both leases are deleted (see :mod:`nodeagent.gc.restore`).
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
     from nodeagent.model.stops import NodeStop
+    from nodeagent.settings.settings import Settings
     from nodeagent.store.write_ahead import InterruptedPass
 
 __all__ = ["FILE_NAME", "MIGRATIONS", "CountedPass", "History", "PastAction", "PastPass", "Retention"]

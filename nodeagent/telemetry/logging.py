@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, Self
 import structlog
 
 from nodeagent.errors import UsageError
-from nodeagent.host.journal import Journal, is_connected_to_stderr
 from nodeagent.telemetry.event_catalogue import journal_fields
+from nodeagent.telemetry.journal import Journal, is_connected_to_stderr
 from nodeagent.text import escape, escape_lines, to_json
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ def main() -> None:
         first = timed(*words, runs=options.runs)
         subprocess.run([sys.executable, "-m", "nodeagent", "run", "--once", "--dry-run", "-c", str(config)], check=True)
         preview = timed(*words, runs=options.runs)
-        imports = timed("-c", "import nodeagent.cli.main, nodeagent.cli.gc, nodeagent.act.agent", runs=options.runs)
+        imports = timed("-c", "import nodeagent.cli.main, nodeagent.cli.gc, nodeagent.gc.agent", runs=options.runs)
         shown = timed("-m", "nodeagent", "--help", runs=options.runs)
         resident, percent, status = at_rest(config, options.rest, options.runs)
     print(f"{'command':58} {'min':>9} {'median':>9} {'max':>9}")

@@ -18,9 +18,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.runtime.bounded_calls import run_bounded
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient

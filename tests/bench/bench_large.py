@@ -31,10 +31,10 @@ from nodeagent._proto.containerd.services.content.v1 import content_pb2
 from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
-from nodeagent.daemon.memory import configure_malloc, release_memory
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.loops.memory import configure_malloc, release_memory
 from nodeagent.runtime.connection import Method, RuntimeConnection
 from tests.sim.scenario import scale_node
 from tests.sim.server import SimServer

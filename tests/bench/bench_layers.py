@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
-from nodeagent.observe.node_snapshot import StoredSnapshotUsage
+from nodeagent.gc.snapshot.node import StoredSnapshotUsage
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient

@@ -27,6 +27,10 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.planner import plan_all
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
 from nodeagent.model import (
     Container,
     ContainerState,
@@ -40,10 +44,6 @@ from nodeagent.model import (
     StorageGraph,
     StoredPiece,
 )
-from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.planner import plan_all
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from tests.bench.machine import slowdown
 
 if TYPE_CHECKING:

@@ -24,14 +24,14 @@ from nodeagent.record import replace
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nodeagent.clock import SystemClock
-from nodeagent.host.signals import SignalPaths, read_signals
+from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
+from nodeagent.eviction.plan.grammar import parse_thresholds
+from nodeagent.eviction.plan.planner import plan_eviction
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.state import EvictionState, evaluate
 from nodeagent.model import Role
 from nodeagent.model.pressure import FilesystemLayout, Moment, Signal
-from nodeagent.observe.pods import PodReader, PodSettings
-from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.eviction.planner import plan_eviction
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.state import EvictionState, evaluate
+from nodeagent.pods.reader import PodReader, PodSettings
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 from tests.sim.content import Layer

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 from nodeagent.clock import SystemClock
-from nodeagent.config.eviction import EvictionSettings
-from nodeagent.host.signals import SignalPaths
-from nodeagent.observe.eviction_signals import EvictionSignalReader
-from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.eviction.kernel_signals import SignalPaths
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.settings import EvictionSettings
+from nodeagent.eviction.signals import EvictionSignalReader
 
 RUNS = 300
 BUDGET_MS = 100.0

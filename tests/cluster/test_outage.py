@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.plan.kubernetes.registration import CORDONED_ANNOTATION
+from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION
 from tests.cluster.workloads import IMAGE
 from tests.support import images, login1
 from tests.support.cluster import LEASE, NODES

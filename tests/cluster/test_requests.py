@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from nodeagent.cluster.failed_pod_api import FailedPodApi
+from nodeagent.cluster.plan.conditions import TYPES, conditions_patch
+from nodeagent.cluster.plan.events import Occurrence, PodReference, event_body
+from nodeagent.cluster.plan.failed_pods import Verdict, plan_deletions
+from nodeagent.cluster.plan.heartbeat import renewed_lease
 from nodeagent.errors import ApiServerRefusedError
+from nodeagent.eviction.eviction_api import EvictionApi
+from nodeagent.eviction.plan.api_eviction import SEVERAL_BUDGETS
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.kube.eviction_api import EvictionApi
-from nodeagent.kube.failed_pod_api import FailedPodApi
 from nodeagent.kube.node_api import NodeApi
-from nodeagent.kube.pod_api import PodApi, PodWatch
 from nodeagent.model.access import ApiAccess
 from nodeagent.model.kubernetes import StatusCondition
-from nodeagent.plan.kubernetes.conditions import TYPES, conditions_patch
-from nodeagent.plan.kubernetes.events import Occurrence, PodReference, event_body
-from nodeagent.plan.kubernetes.eviction import SEVERAL_BUDGETS
-from nodeagent.plan.kubernetes.failed_pods import Verdict, plan_deletions
-from nodeagent.plan.kubernetes.heartbeat import renewed_lease
-from nodeagent.plan.kubernetes.pod_watch import EventKind
+from nodeagent.pods.plan.watch import EventKind
+from nodeagent.pods.pod_api import PodApi, PodWatch
 from tests.support.cluster import EVENTS, NODES, PODS, STRATEGIC
 from tests.support.cluster_node import NAME
 

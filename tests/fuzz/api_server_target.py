@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.kube.api_client import ApiClient, ApiRequest
-from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.kube.pod_api import PodApi, PodWatch, parse_event
-from nodeagent.model.access import ApiAccess
-from nodeagent.model.kubernetes import Lease, Node, NodeStatus, NodeSystemInfo, ObjectMeta
-from nodeagent.plan.kubernetes.heartbeat import (
+from nodeagent.cluster.plan.heartbeat import (
     ReportMemory,
     complete_status,
     is_lease_free,
@@ -24,8 +18,14 @@ from nodeagent.plan.kubernetes.heartbeat import (
     sight_lease,
     status_patch,
 )
-from nodeagent.plan.kubernetes.pod_watch import WatchState, after_events, after_list
-from nodeagent.plan.kubernetes.registration import RegistrationPolicy, plan_registration
+from nodeagent.cluster.plan.registration import RegistrationPolicy, plan_registration
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.kube.api_client import ApiClient, ApiRequest
+from nodeagent.kube.api_credentials import ApiCredentials
+from nodeagent.model.access import ApiAccess
+from nodeagent.model.kubernetes import Lease, Node, NodeStatus, NodeSystemInfo, ObjectMeta
+from nodeagent.pods.plan.watch import WatchState, after_events, after_list
+from nodeagent.pods.pod_api import PodApi, PodWatch, parse_event
 from nodeagent.text import escape
 from tests.fuzz.target import DefectError, Target
 from tests.support.certificates import Authority
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nodeagent.plan.kubernetes.heartbeat import LeaseSighting
+    from nodeagent.cluster.plan.heartbeat import LeaseSighting
 
 K = TypeVar("K", Node, Lease)
 NOW: Final = datetime(2026, 1, 10, 12, tzinfo=UTC)

@@ -19,18 +19,15 @@ from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.config.kubelet_import import KIND, import_kubelet, read_kubelet
 from nodeagent.errors import ConfigError, ObservationError
-from nodeagent.host.journal import encode
+from nodeagent.gc.plan.consistency import RuntimeLists, SuspicionKind, find_suspicions
+from nodeagent.gc.plan.planner import plan_all
+from nodeagent.gc.plan.policy import GCPolicy
 from nodeagent.kube.kubelet_pods import parse_pod_list
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import ContainerState, FsObservation, ListContradiction, NodeSnapshot, RuntimeInfo
+from nodeagent.model.decision import ItemKind
 from nodeagent.parsing import parse_json
-from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.gc.consistency import RuntimeLists, SuspicionKind, find_suspicions
-from nodeagent.plan.gc.planner import plan_all
-from nodeagent.plan.gc.policy import GCPolicy
-from nodeagent.plan.shutdown.phases import signal_number
 from nodeagent.runtime.containerd_records import decode_blob, decode_snapshot, decode_stored_image
 from nodeagent.runtime.cri_messages import (
     decode_container,
@@ -45,6 +42,9 @@ from nodeagent.runtime.cri_messages import (
     merge_images,
 )
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Inventory, Stored
+from nodeagent.settings.kubelet_import import KIND, import_kubelet, read_kubelet
+from nodeagent.shutdown.plan.phases import signal_number
+from nodeagent.telemetry.journal import encode
 from nodeagent.text import display_width, encodable, escape, to_json
 from tests.fuzz.target import DefectError, Target
 

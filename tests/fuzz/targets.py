@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
-import pkgutil
 import tempfile
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import UTC, datetime
@@ -18,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from nodeagent import api
 from nodeagent.api.codec import Document, decode, encode
 from nodeagent.api.document_error import DocumentError
-from nodeagent.api.lists import Containers, Images, Listing, Pods
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.api.requests import REQUESTS, parse_request, request_type
 from nodeagent.cli.list_request import ListRequest
@@ -30,12 +26,14 @@ from nodeagent.cli.listing import ListOptions
 from nodeagent.daemon.http.connection import Deadlines, HttpConnection, Receipt, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
 from nodeagent.errors import StoreError, UsageError
+from nodeagent.gc.documents.lists import Containers, Images, Listing, Pods
+from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.plan.saved_plan import compare, find_drift, parse_plan, refusal_of, seal
 from nodeagent.model import TRUSTED, Hold
-from nodeagent.plan.gc.saved_plan import compare, find_drift, parse_plan, refusal_of, seal
-from nodeagent.store.holds import HoldFile
 from tests.fuzz.api_server_target import api_server_target
 from tests.fuzz.node_targets import node_targets
 from tests.fuzz.target import DefectError, Target
+from tests.support.modules import import_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,14 +178,13 @@ _REQUEST_SEEDS: Final = (
 @cache
 def _kinds() -> tuple[type[Document], ...]:
     """Return every document class of the control API."""
-    for module in pkgutil.iter_modules(api.__path__, f"{api.__name__}."):
-        importlib.import_module(module.name)
+    import_all()
     found: list[type[Document]] = []
     waiting: list[type[Document]] = [Document]
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
-        if kind.__module__.startswith(api.__name__) and isinstance(kind.__struct_config__.tag, str):
+        if kind.__module__.startswith("nodeagent.") and isinstance(kind.__struct_config__.tag, str):
             found.append(kind)
     return tuple(sorted(found, key=lambda each: str(each.__struct_config__.tag)))
 

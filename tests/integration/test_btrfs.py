@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.eviction.kernel_signals import SignalPaths
+from nodeagent.eviction.plan.reclaim import reclaim_steps
+from nodeagent.eviction.signals import layout_of
 from nodeagent.host.filesystems import filesystem_id
-from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import FilesystemLayout, Signal
-from nodeagent.observe.eviction_signals import layout_of
-from nodeagent.plan.eviction.reclaim import reclaim_steps
 from tests.support.containerd import LoopFs
 from tests.support.pressed import MIB, UNUSED, PressedNode
 

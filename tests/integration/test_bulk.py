@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.cli.session import load_settings
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.runtime.cri import CriClient
 from tests.support import many
 from tests.support.containerd import LoopFs
 
 if TYPE_CHECKING:
-    from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.gc.outcomes import PassReport
     from tests.integration.conftest import ContainerdFactory
 
 pytestmark = pytest.mark.real

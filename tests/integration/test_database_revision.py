@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.database_revision import read_database_revision
-from nodeagent.plan.gc.policy import Scope
 from tests.support import images
 
 if TYPE_CHECKING:

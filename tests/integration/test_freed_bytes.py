@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
-from nodeagent.plan.gc.image_targets import LayerLedger
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.plan.image_targets import LayerLedger
+from nodeagent.gc.plan.policy import Scope
 from tests.support import reclaim, stacked
 from tests.support.containerd import LoopFs
 from tests.support.stacked import StackedNode, chain_ids, stack

@@ -13,10 +13,10 @@ from uuid import uuid4
 
 import pytest
 
-from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.cli.session import load_settings
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.runtime.cri import CriClient
 from tests.support import reclaim
 from tests.support.command import ROOT
@@ -26,7 +26,7 @@ from tests.support.worn_node import FRESH, KEPT, PINNED, USED_DEAD, USED_GONE, U
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.gc.outcomes import PassReport, Result
 
 
 pytestmark = pytest.mark.real

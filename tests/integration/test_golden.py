@@ -8,10 +8,8 @@ and readings of the machine are replaced by placeholders.
 from __future__ import annotations
 
 import grp
-import importlib
 import json
 import os
-import pkgutil
 import shutil
 import tempfile
 from contextlib import ExitStack
@@ -22,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import typer
 
-import nodeagent.api
 from nodeagent.api.codec import Document, decode, encode, encode_line
 from nodeagent.cli.main import app
 from nodeagent.clock import SystemClock
@@ -30,6 +27,7 @@ from nodeagent.text import display_width, escape
 from tests.support import reclaim
 from tests.support.command_worker import CommandWorker, Role, running_daemon
 from tests.support.golden import joined, normalised, stored_form
+from tests.support.modules import import_all
 from tests.support.node_reports import fleet
 from tests.support.production_node import IMAGEFS, REPORTS, TAGS, ProductionNode, fill, write_config
 
@@ -341,7 +339,6 @@ def test_every_command_with_documents_is_checked() -> None:
 
 def documents(kind: type[Document]) -> Iterator[type[Document]]:
     """Yield every document class of the control API that is derived from ``kind``."""
-    for module in pkgutil.iter_modules(nodeagent.api.__path__, "nodeagent.api."):
-        importlib.import_module(module.name)
+    import_all()
     for each in kind.__subclasses__():
         yield from (each, *documents(each))

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.plan.policy import Scope
 from tests.support import images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from nodeagent.act.agent import Agent
+    from nodeagent.gc.agent import Agent
     from tests.integration.conftest import ContainerdFactory
     from tests.support.containerd import Containerd
     from tests.support.pods import Pods

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.cli.session import load_settings
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 from tests.support.worn_node import USED_DEAD, USED_RUNNING, WornNode

@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.doctor import fix_pin
-from nodeagent.config.loading import load
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.image_records import is_pinned
+from nodeagent.settings.loading import load
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.clock import SystemClock
+from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
 from nodeagent.host.meminfo import read_totals
 from nodeagent.model import Role
 from nodeagent.model.pressure import Fact, FactSource, QosClass
-from nodeagent.observe.pods import PodReader, PodSettings
-from nodeagent.plan.eviction.policy import EvictionPolicy, Protection
+from nodeagent.pods.reader import PodReader, PodSettings
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 from tests.support import images, reclaim

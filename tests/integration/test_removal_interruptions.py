@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.agent import open_agent
-from nodeagent.act.gc import pass_state as measurement
 from nodeagent.cli.session import load_settings
 from nodeagent.errors import NodeAgentError
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc import pass_state as measurement
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.plan.policy import Scope
 from tests.support.containerd import LoopFs
 from tests.support.races import RaceField
 

@@ -19,8 +19,8 @@ import pytest
 from nodeagent.clock import SystemClock
 from nodeagent.host.kubelet_traces import API_PORT, read_kubelet_traces
 from nodeagent.model import Role
-from nodeagent.observe.node_role import read_role
-from nodeagent.plan.decision import sentence_of
+from nodeagent.model.decision import sentence_of
+from nodeagent.pods.role import read_role
 from tests.support import images, reclaim
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
+from nodeagent.gc.agent import open_agent
 from nodeagent.host.filesystems import read_filesystem
 from tests.support import images, reclaim
 from tests.support.command import nodeagent

@@ -19,8 +19,8 @@ import pytest
 
 from nodeagent.api.client import ControlClient
 from nodeagent.api.operations import LARGE_BODY_BYTES
+from nodeagent.cluster.plan.workloads import Workload, static_pod
 from nodeagent.errors import NodeAgentError
-from nodeagent.plan.kubernetes.workloads import Workload, static_pod
 from nodeagent.schemas import SchemaId
 from tests.support.reclaim import poll
 from tests.support.simulated_daemon import SimulatedDaemon, simulated_daemon

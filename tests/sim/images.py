@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Unpack
 
+from nodeagent.gc.plan.image_users import normalise, repository_of
 from nodeagent.model import PieceKind
-from nodeagent.plan.gc.image_users import normalise, repository_of
 from nodeagent.record import replace
 from tests.sim.content import build_artifact, build_image
 from tests.sim.disk import DiskProperties, SimDisk

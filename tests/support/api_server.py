@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from nodeagent.plan.kubernetes.rules import rules_for
+from nodeagent.cluster.plan.rules import rules_for
 from tests.support.api_pods import Pods
 
 if TYPE_CHECKING:

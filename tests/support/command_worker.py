@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pkgutil
 import signal
 import subprocess
 import sys
@@ -21,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 from unittest import mock
 
-import nodeagent
 from nodeagent.cli.start import main
 from nodeagent.clock import SystemClock
+from tests.support.modules import import_all
 from tests.support.terminal import Shown, in_pipe, on_terminal
 
 if TYPE_CHECKING:
@@ -116,9 +115,7 @@ def _environment() -> dict[str, str]:
 
 def _serve(role: Role) -> None:
     """Run the commands given on standard input as the user of a role; the commands have an empty standard input."""
-    for module in pkgutil.walk_packages(nodeagent.__path__, "nodeagent."):
-        if not module.name.endswith("__main__"):  # imported as root, since the user may have no access to the checkout
-            importlib.import_module(module.name)
+    import_all()  # as root, since the user may have no access to the checkout
     importlib.import_module("importlib.metadata")  # imported by libraries at their first use
     for words in (
         ()

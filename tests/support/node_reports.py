@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from nodeagent.api.node_report import NodeReport, PlannedPass, PlannedRemovals
-from nodeagent.api.status import AgentStatus, FilesystemStatus, RuntimeStatus
+from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, RuntimeStatus
+from nodeagent.daemon.report_document import NodeReport, PlannedPass, PlannedRemovals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,17 +12,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.act.gc.collector import Collector, RemovalCompletion
-from nodeagent.act.gc.logs import HostLogs
-from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.act.gc.remover_factory import RemoverFactory
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import run_async
+from nodeagent.gc.collector import Collector, RemovalCompletion
+from nodeagent.gc.logs import HostLogs
+from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
+from nodeagent.gc.remover_factory import RemoverFactory
+from nodeagent.gc.snapshot.node import Observer, ObserverSettings
 from nodeagent.model import Role
-from nodeagent.observe.node_snapshot import Observer, ObserverSettings
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, Scope
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient

@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent.gc.plan.image_users import repository_of
 from nodeagent.model import (
     Container,
     ContainerLogLink,
@@ -28,13 +29,12 @@ from nodeagent.model import (
     StorageGraph,
     StoredPiece,
 )
-from nodeagent.plan.gc.image_users import repository_of
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from nodeagent.plan.decision import Decision, Plan
+    from nodeagent.model.decision import Decision, Plan
 
 NOW: Final = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 MIB: Final = 1024 * 1024

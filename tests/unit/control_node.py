@@ -22,22 +22,22 @@ import h11
 import msgspec
 import pytest
 
-from nodeagent.act.agent import open_agent
 from nodeagent.api.client import encode_request
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.cli import main as command_line
 from nodeagent.clock import SystemClock
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control import server as control
 from nodeagent.daemon.control import server as control_socket
 from nodeagent.daemon.control.server import ControlServer
 from nodeagent.daemon.http import server as http_server
-from nodeagent.daemon.passes import LoopStatuses, PassLock
+from nodeagent.gc.agent import open_agent
 from nodeagent.host.sockets import Peer
+from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.model import ContainerState
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AbstractAsyncContextManager
 
-    from nodeagent.act.agent import Agent
     from nodeagent.clock import Clock
+    from nodeagent.gc.agent import Agent
     from tests.sim.faults import Faults
 
 ROOT = Peer(1, 0, frozenset({0}))

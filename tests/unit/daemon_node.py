@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from nodeagent.act.gc import pass_state as measurement
 from nodeagent.api import requests as api
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
 from nodeagent.daemon import service_manager as service
 from nodeagent.daemon import supervisor
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control.requests import CALLER, Caller
 from nodeagent.daemon.control.service import ControlService
-from nodeagent.daemon.passes import LoopStatuses, PassLock
-from nodeagent.daemon.pause import pause, restore_pause, resume
-from nodeagent.daemon.reload_grace import restore_grace
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.daemon.supervisor import serve_agents
 from nodeagent.errors import UsageError
+from nodeagent.gc import pass_state as measurement
 from nodeagent.host.systemd import Notifier
+from nodeagent.loops.passes import LoopStatuses, PassLock
+from nodeagent.loops.pause import pause, restore_pause, resume
+from nodeagent.loops.reload_grace import restore_grace
 from nodeagent.model import ContainerState
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
@@ -37,8 +37,8 @@ from tests.sim.server import SimServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.reload_effect import Reloaded
+    from nodeagent.settings.settings import Settings
 
 IMAGE = "registry.example/app:v1"
 REMOVING = (

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from nodeagent.model import (
     ContainerState,
     Image,
@@ -21,12 +23,10 @@ from nodeagent.model import (
     StoredPiece,
 )
 from nodeagent.model.runtime import ANNOTATION_SOURCE
-from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from tests.unit.builders import MIB, ago, container, filesystem, log_directory, log_link, sandbox, snapshot
 
 if TYPE_CHECKING:
-    from nodeagent.plan.decision import ItemKind, Plan
+    from nodeagent.model.decision import ItemKind, Plan
 
 EXAMPLES = settings(suppress_health_check=[HealthCheck.too_slow])
 

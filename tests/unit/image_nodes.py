@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.plan.gc.policy import ImageGCPolicy
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from tests.unit.builders import DAY_S, image, snapshot, used
 
 if TYPE_CHECKING:

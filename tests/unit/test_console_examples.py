@@ -19,9 +19,9 @@ import pytest
 
 from nodeagent.api.codec import encode_line
 from nodeagent.api.operations import OPERATIONS
-from nodeagent.config.loading import load
-from nodeagent.plan.kubelet_checks import check_kubelet
-from nodeagent.plan.kubernetes.workloads import Workload
+from nodeagent.cluster.plan.workloads import Workload
+from nodeagent.doctor.plan.kubelet import check_kubelet
+from nodeagent.settings.loading import load
 from nodeagent.telemetry.event_catalogue import EVENTS
 from tests.sim.scenario import example_node
 from tests.support.command import nodeagent

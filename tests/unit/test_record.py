@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-import nodeagent
 from nodeagent.record import KeyedRecord, Record, field, replace
+from tests.support.modules import import_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -67,9 +65,7 @@ def test_unknown_field_is_not_replaced() -> None:
 
 def test_no_record_has_a_field_of_dataclasses_as_its_default() -> None:
     """Check all records: a ``dataclasses.field`` in a record would itself become the default value."""
-    for module in pkgutil.walk_packages(nodeagent.__path__, "nodeagent."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+    import_all()
     found = {
         f"{kind.__module__}.{kind.__name__}"
         for kind in subclasses(Record)

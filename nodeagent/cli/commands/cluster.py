@@ -131,7 +131,7 @@ def manifest_daemonset(
     """
     from nodeagent import __version__  # noqa: PLC0415
     from nodeagent.cli.manifests import print_daemon_set  # noqa: PLC0415
-    from nodeagent.plan.kubernetes.workloads import API_FEATURES, Workload  # noqa: PLC0415
+    from nodeagent.cluster.plan.workloads import API_FEATURES, Workload  # noqa: PLC0415
     from nodeagent.record import replace  # noqa: PLC0415
 
     features: dict[str, bool | str] = {
@@ -161,6 +161,6 @@ def manifest_static_pod(
     """
     from nodeagent import __version__  # noqa: PLC0415
     from nodeagent.cli.manifests import print_static_pod  # noqa: PLC0415
-    from nodeagent.plan.kubernetes.workloads import Workload  # noqa: PLC0415
+    from nodeagent.cluster.plan.workloads import Workload  # noqa: PLC0415
 
     print_static_pod(Workload(image, __version__, namespace, socket, image_root, manifests, dry_run))

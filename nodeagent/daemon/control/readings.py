@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent import __version__
 from nodeagent.api.codec import encode_line, plain
-from nodeagent.api.config import EffectiveConfig, Setting
-from nodeagent.api.diagnostics import Version
-from nodeagent.api.history import History
-from nodeagent.api.holds import HoldList
-from nodeagent.api.node import eviction, gc, lists, shutdown
-from nodeagent.api.undo import encode_saved_plan
+from nodeagent.daemon.config_documents import EffectiveConfig, Setting
 from nodeagent.daemon.control.requested_pass import require_agent
 from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope, run_exclusively
+from nodeagent.daemon.diagnostics import Version
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
 from nodeagent.daemon.status import (
@@ -32,19 +28,26 @@ from nodeagent.daemon.status import (
     without_agent,
 )
 from nodeagent.errors import UsageError
+from nodeagent.eviction import document_readings as eviction
+from nodeagent.gc.documents import list_readings as lists
+from nodeagent.gc.documents import readings as gc
+from nodeagent.gc.documents.history import History
+from nodeagent.gc.documents.holds import HoldList
+from nodeagent.gc.documents.undo import encode_saved_plan
+from nodeagent.gc.hold_file import HoldFile
 from nodeagent.host.node import node_identity
-from nodeagent.observe.clock_reading import read_clocks, stored_trust
+from nodeagent.loops.clock_reading import read_clocks, stored_trust
 from nodeagent.schemas import SchemaId
-from nodeagent.store.holds import HoldFile
+from nodeagent.shutdown import document_readings as shutdown
 from nodeagent.telemetry.logging import REPEATED, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
-    from nodeagent.act.agent import Agent
     from nodeagent.api import requests
     from nodeagent.api.codec import Document
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.gc.agent import Agent
     from nodeagent.model import ClockTrust, NodeSnapshot
     from nodeagent.store import ClockReading
 

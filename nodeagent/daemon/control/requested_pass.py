@@ -6,27 +6,27 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.api.gc import Report
 from nodeagent.daemon.control.requests import CALLER
 from nodeagent.daemon.health import not_composed
-from nodeagent.daemon.loops import log_report, log_result, log_start
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, UsageError
+from nodeagent.gc.documents.passes import Report
+from nodeagent.gc.loop import log_report, log_result, log_start
+from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.gc.plan.saved_plan import parse_plan, refusal_of
 from nodeagent.host.node import node_identity
-from nodeagent.plan.gc.policy import Scope
-from nodeagent.plan.gc.saved_plan import parse_plan, refusal_of
 from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.act.gc import outcomes
-    from nodeagent.act.gc import pass_state as gc_preview
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.plan.gc.saved_plan import Drift
+    from nodeagent.gc import outcomes
+    from nodeagent.gc import pass_state as gc_preview
+    from nodeagent.gc.agent import Agent
+    from nodeagent.gc.plan.saved_plan import Drift
+    from nodeagent.settings.settings import Settings
 
 
 def require_agent(context: DaemonContext) -> Agent:

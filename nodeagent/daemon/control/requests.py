@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from nodeagent.api.operations import Access
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.errors import UsageError
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
-    from nodeagent.config.control import ControlSettings
     from nodeagent.daemon.http.messages import Response
     from nodeagent.host.sockets import Peer
+    from nodeagent.settings.control import ControlSettings
 
 
 def access_of(peer: Peer, settings: ControlSettings, group: int | None) -> Access:

@@ -21,7 +21,6 @@ from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Response, Route, problem
 from nodeagent.daemon.http.probes import PROBES, probe_routes
 from nodeagent.daemon.http.server import ROOT, ConnectionLimits, HttpServer
-from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import (
     ConfigError,
     NodeAgentError,
@@ -30,6 +29,7 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
     UsageError,
 )
+from nodeagent.gc.loop import wait_for_any
 from nodeagent.host.sockets import group_number, is_stale_socket
 from nodeagent.text import encodable
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nodeagent.config.control import ControlSettings
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.control.service import ControlService
     from nodeagent.daemon.http.messages import Request
     from nodeagent.host.sockets import Peer
+    from nodeagent.settings.control import ControlSettings
 
 
 class ControlUnavailableError(NodeAgentError):

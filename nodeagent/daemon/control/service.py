@@ -7,31 +7,31 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import model
-from nodeagent.act.gc.restore import UndoOutcome
 from nodeagent.api.codec import encode_line
-from nodeagent.api.control import Paused, Resumed, Triggered
-from nodeagent.api.gc import Result
-from nodeagent.api.holds import Hold
-from nodeagent.api.undo import Undone
 from nodeagent.daemon.control.readings import Readings
 from nodeagent.daemon.control.requested_pass import RequestedPass, require_agent
 from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope
-from nodeagent.daemon.loops import wait_for_any
-from nodeagent.daemon.passes import Activity
-from nodeagent.daemon.pause import pause, resume
+from nodeagent.daemon.control_documents import Paused, Resumed, Triggered
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.errors import NodeAgentError, UsageError
+from nodeagent.gc.documents.holds import Hold
+from nodeagent.gc.documents.passes import Result
+from nodeagent.gc.documents.undo import Undone
+from nodeagent.gc.loop import wait_for_any
+from nodeagent.gc.plan.image_protection import EXPRESSION_PREFIX, parse_rule
+from nodeagent.gc.restore import UndoOutcome
+from nodeagent.loops.passes import Activity
+from nodeagent.loops.pause import pause, resume
+from nodeagent.loops.pause_file import LONGEST_PAUSE_S
 from nodeagent.model import LONGEST_HOLD_S
-from nodeagent.plan.gc.image_protection import EXPRESSION_PREFIX, parse_rule
-from nodeagent.store.pause import LONGEST_PAUSE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from nodeagent.act.gc import outcomes
     from nodeagent.api import requests
-    from nodeagent.api.gc import Report
     from nodeagent.daemon.reload_effect import Reloaded
+    from nodeagent.gc import outcomes
+    from nodeagent.gc.documents.passes import Report
 
 _MOST_ROUNDS: Final = 20
 _RELOAD_WITHIN_S: Final = 60.0

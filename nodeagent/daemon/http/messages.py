@@ -13,8 +13,8 @@ from nodeagent.record import Record, field
 from nodeagent.text import escape_lines
 
 if TYPE_CHECKING:
-    from nodeagent.config.metrics import Listen
     from nodeagent.host.sockets import Peer
+    from nodeagent.settings.metrics import Listen
 
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"

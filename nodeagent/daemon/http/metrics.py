@@ -16,22 +16,22 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from nodeagent import __version__
 from nodeagent.daemon.health import not_ready
-from nodeagent.daemon.passes import Activity
+from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Unit
+from nodeagent.eviction.signals import LAYOUT_KEPT_S, EvictionSignalReader
+from nodeagent.loops.passes import Activity
+from nodeagent.model.clock_age import not_before
 from nodeagent.model.pods import Completeness
 from nodeagent.model.pressure import NodeCondition
-from nodeagent.observe.eviction_signals import LAYOUT_KEPT_S, EvictionSignalReader
-from nodeagent.plan.clock import not_before
-from nodeagent.plan.eviction.thresholds import MEANINGS, Operator, Unit
 from nodeagent.telemetry.counters import METRICS, Counters, Kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from datetime import datetime
 
-    from nodeagent.act.agent import Agent
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.eviction.signals import SignalLayout, SignalReadings
+    from nodeagent.gc.agent import Agent
     from nodeagent.model.pods import PodListReading
-    from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
     from nodeagent.telemetry.counters import Histogram
 
     ReadSignals = Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]

@@ -14,8 +14,8 @@ from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import RefusedRequestError, Response, Route, is_own_host, text
 from nodeagent.daemon.http.probes import probe_routes
 from nodeagent.daemon.http.server import ConnectionLimits, HttpServer, Tls, bind
-from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import ConfigError
+from nodeagent.gc.loop import wait_for_any
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.server_certificate import read_stamp, server_context
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.config.metrics import Listen
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.http.messages import Request
     from nodeagent.daemon.http.metrics import Exposition
     from nodeagent.host.server_certificate import Stamp
     from nodeagent.model.access import TlsFiles
+    from nodeagent.settings.metrics import Listen
 
     Endpoint = tuple[Listen | None, TlsFiles | None]
 

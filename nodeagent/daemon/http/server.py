@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from nodeagent.config.metrics import Listen
     from nodeagent.daemon.http.connection import Service
     from nodeagent.host.sockets import Peer
+    from nodeagent.settings.metrics import Listen
 
 ROOT: Final = 0
 _SMALL_BODY_BYTES: Final = 16 << 10

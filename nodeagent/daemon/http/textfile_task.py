@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.files import open_trusted
-from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import ConfigError
 from nodeagent.files import replace_file
+from nodeagent.gc.loop import wait_for_any
 
 if TYPE_CHECKING:
-    from nodeagent.config.metrics import MetricsSettings
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.http.metrics import Exposition
+    from nodeagent.settings.metrics import MetricsSettings
 
 NAME: Final = "metrics-file"
 _MODE: Final = 0o644

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from nodeagent.act.gc.collector import Collector, RemovalCompletion
-from nodeagent.act.gc.logs import HostLogs
-from nodeagent.act.gc.remover_factory import RemoverFactory
-from nodeagent.act.gc.restore import ImageUndo, RemovalRecovery
+from nodeagent.gc.collector import Collector, RemovalCompletion
+from nodeagent.gc.logs import HostLogs
+from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy
+from nodeagent.gc.remover_factory import RemoverFactory
+from nodeagent.gc.restore import ImageUndo, RemovalRecovery
+from nodeagent.gc.snapshot.node import Observer, ObserverSettings
 from nodeagent.host.lock import lock_identity
 from nodeagent.model import Role
-from nodeagent.observe.node_snapshot import Observer, ObserverSettings
-from nodeagent.observe.pod_images import no_pod_images
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy
+from nodeagent.pods.images import no_pod_images
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from nodeagent.gc.snapshot.images import NodeMemory, PodImageSource
     from nodeagent.model import Hold
-    from nodeagent.observe.images import NodeMemory, PodImageSource
     from tests.sim.node import SimNode
     from tests.sim.scenario import Scenario
 

@@ -7,8 +7,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from nodeagent.act import freed_space
-from nodeagent.act.freed_space import make_visible
+from nodeagent.gc import freed_space
+from nodeagent.gc.freed_space import make_visible
 from nodeagent.guarded_call import GuardedCall
 
 if TYPE_CHECKING:

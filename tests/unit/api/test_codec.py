@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 import re
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 import yaml
 
 import nodeagent
-from nodeagent import api
 from nodeagent.api import codec
 from nodeagent.api.codec import (
     Document,
@@ -23,16 +20,16 @@ from nodeagent.api.codec import (
     encode_line,
     schema_id,
 )
-from nodeagent.api.control import Triggered
 from nodeagent.api.document_error import DocumentError
-from nodeagent.api.gc import decode_progress
-from nodeagent.api.history import History
-from nodeagent.api.holds import HoldList
-from nodeagent.api.status import Status
+from nodeagent.daemon.control_documents import Triggered
+from nodeagent.daemon.documents import Status
+from nodeagent.gc.documents.history import History
+from nodeagent.gc.documents.holds import HoldList
+from nodeagent.gc.documents.passes import decode_progress
 from nodeagent.schemas import SchemaId
+from tests.support.modules import import_all
 
-for module in pkgutil.iter_modules(api.__path__):
-    importlib.import_module(f"{api.__name__}.{module.name}")
+import_all()
 
 BASES = {"Listing"}
 

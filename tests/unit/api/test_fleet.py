@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.act.gc.pass_state import plans_for
 from nodeagent.api.codec import decode, encode, encode_line
-from nodeagent.api.fleet import Fleet, FleetGroup
-from nodeagent.api.gc import Preview
-from nodeagent.api.node_report import NodeReport, PlannedPass, PlannedRemovals
+from nodeagent.daemon.fleet import Fleet, FleetGroup
+from nodeagent.daemon.report_document import NodeReport, PlannedPass, PlannedRemovals
+from nodeagent.gc.documents.passes import Preview
+from nodeagent.gc.pass_state import plans_for
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model import ContainerState
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.record import replace
 from tests.support.node_reports import planned, report
 from tests.unit.builders import NOW, container, filesystem, image, snapshot

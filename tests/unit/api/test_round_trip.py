@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.act.gc.pass_state import plans_for
 from nodeagent.api.codec import decode, encode
-from nodeagent.api.gc import DiskUsage, Preview
-from nodeagent.api.history import History
-from nodeagent.api.holds import HoldList
+from nodeagent.gc.documents.history import History
+from nodeagent.gc.documents.holds import HoldList
+from nodeagent.gc.documents.passes import DiskUsage, Preview
+from nodeagent.gc.pass_state import plans_for
+from nodeagent.gc.plan.breakdown import Breakdown, Part, Share
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model import TRUSTED, ContainerState, Hold
-from nodeagent.plan.gc.breakdown import Breakdown, Part, Share
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.record import replace
 from nodeagent.store.history import PastAction, PastPass
 from tests.unit.builders import NOW, container, filesystem, image, log_directory, sandbox, snapshot

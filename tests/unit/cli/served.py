@@ -44,7 +44,7 @@ def served_in_thread(tmp_path: Path, sim: SimNode) -> Iterator[Node]:
 
     read = SimFilesystem(sim).read_filesystem
     with (
-        mock.patch("nodeagent.act.agent_parts.read_filesystem", read),
+        mock.patch("nodeagent.gc.agent_parts.read_filesystem", read),
         mock.patch("nodeagent.daemon.status.read_filesystem", read),
     ):
         thread = threading.Thread(target=run)

@@ -15,8 +15,8 @@ from nodeagent.api.operations import OPERATIONS
 from nodeagent.api.requests import AddHoldRequest
 from nodeagent.cli import control_client
 from nodeagent.errors import NodeAgentError
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.plan.gc.policy import Scope
 from nodeagent.runtime.leases import ImageName
 from nodeagent.store.history import Retention
 from tests.unit.control_node import IMAGE, MEMBER, Node, say, serving
@@ -24,7 +24,7 @@ from tests.unit.control_node import IMAGE, MEMBER, Node, say, serving
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nodeagent.act.agent import Agent
+    from nodeagent.gc.agent import Agent
 
 READING = {
     "images": "Images",

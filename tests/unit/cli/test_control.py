@@ -13,13 +13,13 @@ from nodeagent.api import requests as api
 from nodeagent.api.client import ControlClient, DaemonRefusedError
 from nodeagent.cli import control_client, gc
 from nodeagent.cli.exit_codes import guarded
-from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.errors import PassBusyError
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.host.lock import process_lock
+from nodeagent.model.decision import Accounting, Plan
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.plan.decision import Accounting, Plan
-from nodeagent.plan.gc.policy import ImageGCPolicy
 from nodeagent.record import replace
+from nodeagent.settings.control import DEFAULT_SOCKET
 from nodeagent.store.history import Retention
 from tests.unit.control_node import IMAGE, MEMBER, STRANGER, Node, say, serving
 
@@ -202,7 +202,7 @@ async def test_blocked_plan_exits_with_1_and_its_reason(
     def refused(snapshot: NodeSnapshot, *_: object, **__: object) -> Plan:
         return Plan("images", snapshot.observed_at, (), Accounting.UPPER_BOUND, blocked="layers unknown")
 
-    monkeypatch.setattr("nodeagent.act.gc.pass_state.plan_image_gc", refused)
+    monkeypatch.setattr("nodeagent.gc.pass_state.plan_image_gc", refused)
     for source in ((), ("--config", str(as_actor.config))):
         code, out, _ = await say(capsys, "gc", "images", "--yes", *source)
         assert (code, "layers unknown" in out) == (1, True)

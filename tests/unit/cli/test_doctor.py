@@ -15,18 +15,18 @@ import pytest
 from nodeagent.cli import doctor_checks as checks
 from nodeagent.cli import doctor_memory
 from nodeagent.cli.doctor import fix_logind, summary
-from nodeagent.config.control import ControlSettings
-from nodeagent.config.loading import load
+from nodeagent.doctor.plan.node import Finding, Verdict
 from nodeagent.model import Role
-from nodeagent.plan.node_checks import Finding, Verdict
 from nodeagent.record import replace
+from nodeagent.settings.control import ControlSettings
+from nodeagent.settings.loading import load
 from tests.support.kubelet_tree import add_process, make_node
 from tests.support.other_user import as_other_user
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
 
 KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.clock import SystemClock
+from nodeagent.eviction.effect_file import EvictionFile
+from nodeagent.eviction.plan.effects import OutstandingEffect
+from nodeagent.eviction.plan.reclaim import Shortage
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Signal
-from nodeagent.plan.eviction.effects import OutstandingEffect
-from nodeagent.plan.eviction.reclaim import Shortage
-from nodeagent.store.evictions import EvictionFile
 from tests.support.command import nodeagent
 from tests.unit.cli.served_process import served
 

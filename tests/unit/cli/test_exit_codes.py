@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.cli import control_client
 from nodeagent.cli.exit_codes import ExitCode, guarded, pass_exit_code
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
 from nodeagent.daemon.supervisor import supervise
 from nodeagent.errors import PassBusyError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
+from nodeagent.gc.outcomes import Outcome, PassEnd
 from nodeagent.model import ContainerState
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
 from tests.sim.content import Layer
 from tests.sim.disk import GIB
 from tests.sim.filesystem import SimFilesystem
@@ -108,7 +108,7 @@ async def filled(tmp_path: Path, case: Case, head: str = "") -> AsyncIterator[No
         node.sim.capacity_bytes = 40 * GIB
         node.sim.fill_to(case.used_percent)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("nodeagent.act.agent_parts.read_filesystem", SimFilesystem(node.sim).read_filesystem)
+            patch.setattr("nodeagent.gc.agent_parts.read_filesystem", SimFilesystem(node.sim).read_filesystem)
             patch.setattr(control_client, "find_socket", lambda config: node.path if config is None else config)
             for each in ("add_signal_handler", "remove_signal_handler"):  # signal handlers require the main thread
                 patch.setattr(f"asyncio.SelectorEventLoop.{each}", lambda *_: None)

@@ -18,22 +18,7 @@ from unittest import mock
 import pytest
 import yaml
 
-import nodeagent.api.control
-import nodeagent.api.diagnostics
-import nodeagent.api.eviction
-import nodeagent.api.explain
-import nodeagent.api.fleet
-import nodeagent.api.history
-import nodeagent.api.holds
-import nodeagent.api.lists
-import nodeagent.api.shutdown
-import nodeagent.api.status  # noqa: F401 - the imports declare documents
 from nodeagent.api.codec import Document, decode, encode
-from nodeagent.api.eviction import EvictionPreview
-from nodeagent.api.gc import DiskUsage
-from nodeagent.api.pressure import Pressure
-from nodeagent.api.shutdown import ShutdownPlan
-from nodeagent.api.status import Status, Top
 from nodeagent.cli import control_client
 from nodeagent.cli.du import breakdown_lines
 from nodeagent.cli.evict import eviction_lines
@@ -41,7 +26,12 @@ from nodeagent.cli.pressure import pressure_view, wide_view
 from nodeagent.cli.shutdown import shutdown_lines
 from nodeagent.cli.status_view import status_view, top_view
 from nodeagent.clock import SystemClock
+from nodeagent.daemon.documents import Status, Top
+from nodeagent.eviction.documents import EvictionPreview
+from nodeagent.eviction.signal_documents import Pressure
+from nodeagent.gc.documents.passes import DiskUsage
 from nodeagent.record import replace
+from nodeagent.shutdown.documents import ShutdownPlan
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from nodeagent.text import display_width, escape
 from tests.support.crowded import PROXY, REPORT, TAGGED, crowded_node

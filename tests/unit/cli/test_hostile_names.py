@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[3]
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 WITHIN_DIRECTORY = """
 from nodeagent.cli.start import main
-from nodeagent.observe import storage_usage
+from nodeagent.gc.snapshot import usage
 
-storage_usage.mount_point = lambda _: "{directory}"
+usage.mount_point = lambda _: "{directory}"
 main()
 """
 """Program that runs a command with the usage breakdown limited to the test directory, not its whole filesystem."""
@@ -62,7 +62,7 @@ def node() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _walk_of_own_files_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the usage breakdown to the test directory, not its whole filesystem."""
-    monkeypatch.setattr("nodeagent.observe.storage_usage.mount_point", lambda path: str(Path(path).parents[0]))
+    monkeypatch.setattr("nodeagent.gc.snapshot.usage.mount_point", lambda path: str(Path(path).parents[0]))
 
 
 @pytest.fixture(scope="module")

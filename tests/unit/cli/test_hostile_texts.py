@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.cli import control_client
+from nodeagent.gc.hold_file import HoldFile
 from nodeagent.model import ALL_IMAGES, TRUSTED, ContainerState, Hold
 from nodeagent.store.history import History, PastAction, PastPass, Retention
-from nodeagent.store.holds import HoldFile
 from nodeagent.text import display_width, escape
 from tests.sim.clock import SimClock
 from tests.sim.content import Layer

@@ -64,8 +64,8 @@ FORBIDDEN = {
 
 
 DIRECT = LIBRARIES - {"grpc", "google.protobuf"} | {
-    "nodeagent.act.agent",
-    "nodeagent.act.gc.collector",
+    "nodeagent.gc.agent",
+    "nodeagent.gc.collector",
     "nodeagent.kube.podspec",
     "nodeagent.store.history",
 }
@@ -110,7 +110,7 @@ async def test_preview_without_a_daemon_does_not_import(node: Node, tmp_path: Pa
         "NODEAGENT_ROLE": "standalone",
     }
     modules = await asyncio.to_thread(imported, words, environment)
-    assert "nodeagent.act.previewer" in modules
+    assert "nodeagent.gc.previewer" in modules
     assert modules & DIRECT == set()
 
 

@@ -13,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.api.common import Reason, Runtime
-from nodeagent.api.lists import Image, Images
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
 from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.table import short_id
 from nodeagent.errors import UsageError
-from nodeagent.model import Role
-from nodeagent.plan import decision
-from nodeagent.plan.decision import Accounting, ReasonCode, Verdict
+from nodeagent.gc.documents.lists import Image, Images
+from nodeagent.model import Role, decision
+from nodeagent.model.decision import Accounting, ReasonCode, Verdict
 from nodeagent.text import escape
 from tests.unit.builders import NOW, ago
 

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from nodeagent import __version__
-from nodeagent.plan.kubernetes.rules import rules_for
-from nodeagent.plan.kubernetes.workloads import API_FEATURES, Workload, daemon_set_objects, static_pod
+from nodeagent.cluster.plan.rules import rules_for
+from nodeagent.cluster.plan.workloads import API_FEATURES, Workload, daemon_set_objects, static_pod
 from tests.support.terminal import in_pipe
 
 IMAGE = ("--image", "registry.example.com:5000/team/nodeagent@sha256:" + "0" * 64)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli.doctor_metrics import metrics_finding
-from nodeagent.config.loading import checked
-from nodeagent.config.metrics import Listen, MetricsSettings
-from nodeagent.config.settings import Origin
+from nodeagent.doctor.plan.node import Verdict
 from nodeagent.model.access import TlsFiles
-from nodeagent.plan.node_checks import Verdict
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
+from nodeagent.settings.metrics import Listen, MetricsSettings
+from nodeagent.settings.settings import Origin
 from tests.support.certificates import Authority
 from tests.support.command import nodeagent
 

@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from nodeagent.cli.node_description import description_lines, read_pressure
-from nodeagent.config.loading import load
+from nodeagent.cluster.plan.node_status import node_object
+from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.model import Image
 from nodeagent.model.kubernetes import Machine, Node
 from nodeagent.model.pressure import Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
-from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.node_status import node_object
 from nodeagent.record import replace
 from nodeagent.runtime.cri_messages import FilesystemUsage, ImageFsInfo
+from nodeagent.settings.loading import load
 from nodeagent.text import display_width
 from tests.support.api_server import NODES, TOKEN, ApiServer, serving_api
 from tests.support.certificates import Authority
@@ -77,7 +77,7 @@ async def test_pressure_on_another_image_filesystem_is_that_of_the_node(
     async def find() -> tuple[ImageFilesystem, ...]:
         return image_filesystem("/", 10, "overlayfs", ""), image_filesystem("/b", 100, "native")
 
-    monkeypatch.setattr("nodeagent.observe.eviction_signals.read_other_filesystem", read_full)
+    monkeypatch.setattr("nodeagent.eviction.signals.read_other_filesystem", read_full)
     thresholds = parse_thresholds(hard="imagefs.available<1Mi")
     made = load(None, {"role": "standalone"}, {}).config.settings()
     made = replace(made, eviction=replace(made.eviction, thresholds=thresholds), pod_log_root=tmp_path)
@@ -117,7 +117,7 @@ def test_taints_and_cordon_are_those_of_the_stored_object_of_this_machine(
     warning: str,
 ) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
     authority = Authority(tmp_path / "authority")
     authority.issue("server")
     server = ApiServer()

@@ -13,12 +13,12 @@ import pytest
 
 from nodeagent.api.requests import ExplainRequest, PlanRequest
 from nodeagent.cli.table import age, size_cell
+from nodeagent.gc.plan.image_origin import Irreplaceable, irreplaceable_images
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import LIMITS, Scope
 from nodeagent.model import ContainerState, NodeSnapshot
-from nodeagent.plan.decision import Decision, ItemKind, ReasonCode, Verdict
-from nodeagent.plan.gc.image_origin import Irreplaceable, irreplaceable_images
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.policy import LIMITS, Scope
-from nodeagent.plan.pods.deletion import check_pods
+from nodeagent.model.decision import Decision, ItemKind, ReasonCode, Verdict
+from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
 from nodeagent.units import format_bytes
 from tests.sim.content import Layer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.act.gc.pass_state import Preview
+    from nodeagent.gc.pass_state import Preview
 
 SEEDS: Final = range(60)
 MIB: Final = 1 << 20
@@ -131,8 +131,8 @@ async def test_space_in_the_undo_window_is_freed_by_the_printed_command(
     sim.add_image(PAUSE, layers=[Layer("pause", MIB)], pinned=True, age_s=DAY_S)
     sim.add_image("registry.example/web:v1", layers=[Layer("web", 300 * MIB)], age_s=DAY_S)
     sim.fill_to(90)
-    monkeypatch.setattr("nodeagent.act.agent.SystemClock", lambda: sim.clock)
-    monkeypatch.setattr("nodeagent.act.gc.pass_state.SETTLE_WITHIN_S", 0.0)
+    monkeypatch.setattr("nodeagent.gc.agent.SystemClock", lambda: sim.clock)
+    monkeypatch.setattr("nodeagent.gc.pass_state.SETTLE_WITHIN_S", 0.0)
     for name in ("add_signal_handler", "remove_signal_handler"):  # possible only in the main thread
         monkeypatch.setattr(asyncio.SelectorEventLoop, name, lambda *_: None)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)

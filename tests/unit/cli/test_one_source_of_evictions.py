@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from nodeagent.act.agent import Agent
 from nodeagent.cli.table import size_cell
-from nodeagent.daemon.eviction import eviction_pass
-from nodeagent.host.signals import SignalPaths
+from nodeagent.eviction import eviction_pass
+from nodeagent.eviction.kernel_signals import SignalPaths
+from nodeagent.eviction.plan.local_storage import has_limit
+from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
+from nodeagent.eviction.plan.relief import UsageSample
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, SignalReadings
+from nodeagent.gc.agent import Agent
+from nodeagent.model.decision import ReasonCode
 from nodeagent.model.pods import PodInventory
 from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, Signal
-from nodeagent.observe.eviction_signals import EvictionSignalReader, SignalLayout, SignalReadings
-from nodeagent.plan.decision import ReasonCode
-from nodeagent.plan.eviction.local_storage import has_limit
-from nodeagent.plan.eviction.planner import EvictionPlan, plan_eviction
-from nodeagent.plan.eviction.relief import UsageSample
-from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.record import replace
 from tests.sim.clock import START
 from tests.sim.node import SimNode

@@ -11,10 +11,10 @@ import pytest
 from nodeagent.cli import doctor as pin_fix
 from nodeagent.cli.doctor import fix_pin
 from nodeagent.cli.doctor_checks import runtime_findings
-from nodeagent.config.loading import load
+from nodeagent.doctor.plan.node import Verdict
 from nodeagent.errors import NodeAgentError
-from nodeagent.plan.node_checks import Verdict
 from nodeagent.record import replace
+from nodeagent.settings.loading import load
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.sim.profiles import PROFILES
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
 
 PAUSE = "registry.test/pause:3.9"
 HONOURED, IGNORED = PROFILES["1.7"], PROFILES["1.6"]

@@ -13,12 +13,12 @@ import pytest
 from nodeagent import __version__
 from nodeagent.api import operations
 from nodeagent.cli import control_client
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.host.systemd import Notifier
 from nodeagent.model import ContainerState
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
 from tests.unit.control_node import GROUP_NAME, IMAGE, MEMBER, STRANGER, Node, say, serving
 
 if TYPE_CHECKING:

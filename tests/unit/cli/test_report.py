@@ -13,8 +13,8 @@ import pytest
 from nodeagent.api import requests
 from nodeagent.api.client import ControlClient
 from nodeagent.api.codec import decode, encode_line
-from nodeagent.api.fleet import Fleet
-from nodeagent.api.node_report import NodeReport
+from nodeagent.daemon.fleet import Fleet
+from nodeagent.daemon.report_document import NodeReport
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.node import node_name
 from nodeagent.text import display_width, escape

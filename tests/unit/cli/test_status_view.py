@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from nodeagent.cli.status_view import gauges
 
 if TYPE_CHECKING:
-    from nodeagent.api.status import Status
+    from nodeagent.daemon.documents import Status
 
 
 def signal(name: str, *, met: bool = False) -> SimpleNamespace:

@@ -21,7 +21,7 @@ from nodeagent.cli.output import say, warn
 from nodeagent.cli.plan_view import plan_lines
 from nodeagent.cli.terminal import SafeConsole, Text
 from nodeagent.errors import ConfigError, NodeAgentError
-from nodeagent.plan.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.text import escape, escape_lines
 
 ANYTHING = st.text(st.characters(), max_size=30)

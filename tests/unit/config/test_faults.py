@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config.fields import fields_of, settings_of
-from nodeagent.config.loading import load
-from nodeagent.config.models import Config
-from nodeagent.config.reference import reference, to_toml
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
+from nodeagent.settings.loading import load
+from nodeagent.settings.models import Config
+from nodeagent.settings.reference import reference, to_toml
 
 
 @pytest.mark.parametrize(

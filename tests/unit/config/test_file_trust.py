@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.config.files import open_trusted
-from nodeagent.config.loading import load
 from nodeagent.errors import ConfigError
+from nodeagent.settings.loading import load
 from tests.support.command import nodeagent
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def test_file_that_cannot_be_read_without_proc_is_an_error_and_not_an_absent_one
     tmp_path.chmod(0o700)
     code = f"""
 import ctypes, sys
-from nodeagent.config.loading import load
+from nodeagent.settings.loading import load
 from nodeagent.errors import ConfigError
 from pathlib import Path
 ctypes.CDLL(None).mount(b"none", b"/proc", b"tmpfs", 0, None) == 0 or sys.exit("no mount")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.kubelet_import import dry_run_to_keep
+from nodeagent.settings.kubelet_import import dry_run_to_keep
 
 if TYPE_CHECKING:
     from pathlib import Path

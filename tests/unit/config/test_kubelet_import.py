@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.kubelet_import import Imported, import_kubelet, read_kubelet
-from nodeagent.config.kubelet_report import import_report
-from nodeagent.config.loading import load
-from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
+from nodeagent.settings.kubelet_import import Imported, import_kubelet, read_kubelet
+from nodeagent.settings.kubelet_report import import_report
+from nodeagent.settings.loading import load
+from nodeagent.settings.models import Config
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.config.kubernetes import parse_condition_taints, parse_node_ips, parse_reserved
-from nodeagent.config.models import Config
+from nodeagent.cluster.plan.registration import Reservation
+from nodeagent.cluster.settings import parse_condition_taints, parse_node_ips, parse_reserved
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 from nodeagent.model import Role
-from nodeagent.plan.kubernetes.registration import Reservation
+from nodeagent.settings.models import Config
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.loading import effective, load
-from nodeagent.config.reference import sourced_toml
 from nodeagent.errors import ConfigError
+from nodeagent.settings.loading import effective, load
+from nodeagent.settings.reference import sourced_toml
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.config import socket_path
-from nodeagent.config.loading import load
 from nodeagent.config.paths import CONTROL_SOCKET
 from nodeagent.config.socket_path import VARIABLE, read_socket_path
 from nodeagent.errors import ConfigError
+from nodeagent.settings.loading import load
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
-from nodeagent.config.standby import standby_settings
 from nodeagent.errors import ConfigError
-from nodeagent.store.last_settings import FILE_NAME, write_last_settings
+from nodeagent.settings.last_settings import FILE_NAME, write_last_settings
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
+from nodeagent.settings.standby import standby_settings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,13 +12,13 @@ from unittest import mock
 
 import pytest
 
-from nodeagent.act.agent import open_agent
-from nodeagent.config.loading import load
 from nodeagent.daemon import supervisor
-from nodeagent.observe.clock_reading import with_valid_times
-from nodeagent.plan.decision import Verdict
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.loops.clock_reading import with_valid_times
+from nodeagent.model.decision import Verdict
 from nodeagent.record import replace
+from nodeagent.settings.loading import load
 from nodeagent.store import Store
 from tests.sim.clock import SimClock
 from tests.sim.content import Layer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from nodeagent.act.agent import Agent
+    from nodeagent.gc.agent import Agent
     from tests.sim.workload import SimSandbox
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -130,8 +130,8 @@ class Place:
 @pytest.fixture
 async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
     made = Place(tmp_path)
-    monkeypatch.setattr("nodeagent.act.agent.boot_id", lambda: made.clock.boot)
-    monkeypatch.setattr("nodeagent.act.agent_parts.boot_id", lambda: made.clock.boot)
+    monkeypatch.setattr("nodeagent.gc.agent.boot_id", lambda: made.clock.boot)
+    monkeypatch.setattr("nodeagent.gc.agent_parts.boot_id", lambda: made.clock.boot)
     async with SimServer(made.node, tmp_path / "cri.sock"):
         yield made
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from nodeagent.gc.hold_file import HoldFile
 from nodeagent.host.process_identity import is_running
 from nodeagent.model import TRUSTED, Hold
 from nodeagent.store.history import History
-from nodeagent.store.holds import HoldFile
 from tests.sim.content import Layer
 from tests.unit.daemon_node import IMAGE, daemon
 

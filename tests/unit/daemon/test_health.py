@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from nodeagent.config.eviction import EvictionSettings
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.health import not_alive, not_ready
-from nodeagent.daemon.passes import LoopStatuses, PassLock, Pause, PausedBy
+from nodeagent.eviction.settings import EvictionSettings
+from nodeagent.loops.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.model import Role
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock
 from tests.unit.daemon_node import place
@@ -23,7 +23,7 @@ from tests.unit.daemon_node import place
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nodeagent.act.agent import Agent
+    from nodeagent.gc.agent import Agent
 
 
 class _Agent:

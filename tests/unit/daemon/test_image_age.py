@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.config.loading import load
-from nodeagent.plan.decision import Verdict
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.model.decision import Verdict
 from nodeagent.record import replace
+from nodeagent.settings.loading import load
 from nodeagent.store.clock_record import GRACE_S
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.plan.decision import Plan
+    from nodeagent.gc.agent import Agent
+    from nodeagent.model.decision import Plan
 
 MAXIMUM_S = 1800.0
 INTERVAL_S = 300.0
@@ -231,8 +231,8 @@ async def test_reboot_restarts_the_observation(place: Place, monkeypatch: pytest
     async with place.agent() as agent:
         await place.observe(agent, 2 * MAXIMUM_S)
         assert await verdict(place, agent) == REMOVED
-    monkeypatch.setattr("nodeagent.act.agent.boot_id", lambda: "another boot")
-    monkeypatch.setattr("nodeagent.act.agent_parts.boot_id", lambda: "another boot")
+    monkeypatch.setattr("nodeagent.gc.agent.boot_id", lambda: "another boot")
+    monkeypatch.setattr("nodeagent.gc.agent_parts.boot_id", lambda: "another boot")
     async with place.agent() as agent:
         assert await verdict(place, agent) in KEPT
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.history import PassStart
-from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
-from nodeagent.act.gc.pass_state import Preview
 from nodeagent.clock import SystemClock
-from nodeagent.daemon.loops import Interval, Loop, Pass, RuntimeWatch, log_result, log_start
-from nodeagent.daemon.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
+from nodeagent.gc.loop import Interval, Loop, Pass, RuntimeWatch, log_result, log_start
+from nodeagent.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.gc.pass_history import PassStart
+from nodeagent.gc.pass_state import Preview
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.loops.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.model import NodeSnapshot, RuntimeInfo
-from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import Counters
 from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nodeagent.daemon.passes import Activity, LoopStatuses, PassLock, Pause, PausedBy
+from nodeagent.loops.passes import Activity, LoopStatuses, PassLock, Pause, PausedBy
 
 
 class ManualClock:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.passes import LoopStatuses, PassLock
-from nodeagent.daemon.pause import PauseTask, pause, restore_pause
-from nodeagent.observe import clock_reading
+from nodeagent.loops import clock_reading
+from nodeagent.loops.passes import LoopStatuses, PassLock
+from nodeagent.loops.pause import PauseTask, pause, restore_pause
+from nodeagent.loops.pause_file import FILE_NAME, PauseFile
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
 from nodeagent.store.clock_record import GRACE_S
-from nodeagent.store.pause import FILE_NAME, PauseFile
 from nodeagent.telemetry import logging as log
 from tests.sim.clock import SimClock
 

@@ -9,8 +9,8 @@ import pytest
 
 from nodeagent.api import requests as api
 from nodeagent.cli.doctor_checks import runtime_findings
+from nodeagent.doctor.plan.node import Verdict
 from nodeagent.model.runtime import ANNOTATION_SOURCE
-from nodeagent.plan.node_checks import Verdict
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.support.kubelet_api import FORBIDDEN, Answer, kubelet, pod_list

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.model import ContainerState
 from nodeagent.model.pods import PodSpec
 from nodeagent.model.runtime import ANNOTATION_SOURCE
-from nodeagent.plan.gc.policy import Scope
-from nodeagent.plan.kubernetes.pod_watch import SYNC_GRACE_S, WatchState, after_interruption, after_list
+from nodeagent.pods.plan.watch import SYNC_GRACE_S, WatchState, after_interruption, after_list
 from nodeagent.record import replace
 from tests.sim.content import Layer
 from tests.sim.node import SimNode

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
-from nodeagent.daemon.passes import PassLock, Pause, PausedBy
-from nodeagent.daemon.reload_grace import ReloadGrace, grace_needed_s
+from nodeagent.loops.passes import PassLock, Pause, PausedBy
+from nodeagent.loops.reload_grace import ReloadGrace, grace_needed_s
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
 from tests.sim.clock import SimClock
 
 PAUSED = Pause(PausedBy.OPERATOR, "maintenance")

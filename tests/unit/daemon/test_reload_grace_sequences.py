@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.daemon.pause import pause, resume
+from nodeagent.loops.pause import pause, resume
 from tests.unit.daemon_node import GRACE_S, Daemon, daemon, refused
 
 

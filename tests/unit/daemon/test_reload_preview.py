@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.agent import open_agent
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.daemon.reload_preview import WITHIN_S, log_reload_effect, preview_effect
+from nodeagent.gc.agent import open_agent
+from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.model import ContainerState, Role
-from nodeagent.observe.node_role import RoleWatch
-from nodeagent.plan.node_role import ABSENT_S
+from nodeagent.pods.plan.role import ABSENT_S
+from nodeagent.pods.role import RoleWatch
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
@@ -29,7 +29,7 @@ from tests.unit.kubelet_double import KUBELET, NO_KUBELET, KubeletDouble
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
 
 IMAGE = "registry.example/app:v1"
 ALWAYS_MET = "nodefs.available<99.9999%"

@@ -15,21 +15,21 @@ from unittest.mock import Mock
 
 import pytest
 
-from nodeagent.config.control import ControlSettings
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
-from nodeagent.config.shutdown import ShutdownSettings
 from nodeagent.daemon import service_manager as service
 from nodeagent.daemon import supervisor
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control.server import ControlUnavailableError, refuse_second_agent
-from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.daemon.reload_effect import Effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differences, read_again
 from nodeagent.errors import ConfigError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.lock import daemon_lock
 from nodeagent.host.systemd import Notifier
+from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.record import replace
+from nodeagent.settings.control import ControlSettings
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
+from nodeagent.shutdown.settings import ShutdownSettings
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.reload_effect import Reloaded
+    from nodeagent.settings.settings import Settings
 
 
 @pytest.fixture

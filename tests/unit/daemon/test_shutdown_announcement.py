@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nodeagent.daemon.context import AnnouncedPart, ShutdownAnnouncement
+from nodeagent.loops.shutdown_announcement import AnnouncedPart, ShutdownAnnouncement
 
 
 @pytest.mark.parametrize("steps", range(4))

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from nodeagent.cli import run
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
-from nodeagent.config.standby import standby_settings
 from nodeagent.daemon import supervisor
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.errors import ConfigError, RuntimeUnavailableError
 from nodeagent.host.systemd import Notifier
 from nodeagent.record import replace
-from nodeagent.store.last_settings import FILE_NAME, write_last_settings
+from nodeagent.settings.last_settings import FILE_NAME, write_last_settings
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
+from nodeagent.settings.standby import standby_settings
 from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
 
 GOOD = 'role = "standalone"\nstate.directory = "{}"\ncontrol.socket = ""\n'
 BAD = 'role = "nonsense"\n'

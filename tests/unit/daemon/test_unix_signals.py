@@ -14,8 +14,8 @@ import pytest
 
 from nodeagent.cli import shutdown
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.daemon.unix_signals import BLOCKED
 from nodeagent.host.systemd import UnitStop
+from nodeagent.loops.unix_signals import BLOCKED
 from tests.support.reclaim import poll
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_single_pass_under_nohup_ignores_hangups(config: Path) -> None:
 
 BLOCKED_THEN_HANDLED = """
 import asyncio, os, signal, subprocess
-from nodeagent.daemon.unix_signals import handled, block_signals
+from nodeagent.loops.unix_signals import handled, block_signals
 
 async def main():
     received = asyncio.Event()
@@ -170,7 +170,7 @@ def test_thread_that_never_returns_does_not_delay_the_exit() -> None:
 import asyncio, threading
 from nodeagent.cli import run
 from nodeagent.cli.session import load_settings
-from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.gc.outcomes import PassEnd
 
 async def supervise(*_, **__):
     asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)

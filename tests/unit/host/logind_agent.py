@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from dbus_fast import BusType
 from dbus_fast.aio import MessageBus
 
-from nodeagent.host.logind import ShutdownInhibitor, Timings
-from nodeagent.plan.shutdown.inhibitor import CommandKind, Disabled, LogindState, PodsStopped
+from nodeagent.shutdown.logind import ShutdownInhibitor, Timings
+from nodeagent.shutdown.plan.inhibitor import CommandKind, Disabled, LogindState, PodsStopped
 from tests.support.login1 import WITHIN_S, PrivateBus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nodeagent.host.logind import ReportedCommand
+    from nodeagent.shutdown.logind import ReportedCommand
 
 HELD, LOST = CommandKind.REPORT_HELD, CommandKind.REPORT_LOST
 STARTED, CANCELLED = CommandKind.START_SHUTDOWN, CommandKind.CANCEL_SHUTDOWN

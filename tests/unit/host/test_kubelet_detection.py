@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.host.kubelet_traces import KubeletTraceReader
 from nodeagent.model import KubeletProcess, KubeletTraces, Role
-from nodeagent.plan.node_role import decide_role
+from nodeagent.pods.plan.role import decide_role
 from tests.support.kubelet_tree import ESTABLISHED, add_file, add_process, add_socket, make_node
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.logind import Timings
-from nodeagent.plan.shutdown.inhibitor import LogindState
+from nodeagent.shutdown.logind import Timings
+from nodeagent.shutdown.plan.inhibitor import LogindState
 from tests.unit.host.logind_agent import (
     CANCELLED,
     FREQUENT,

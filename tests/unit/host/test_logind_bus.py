@@ -11,7 +11,7 @@ from dbus_fast import Message, MessageType
 
 from nodeagent.errors import InhibitorError
 from nodeagent.host.dbus import Bus, BusCallError, Descriptor, read_logind
-from nodeagent.host.logind import Timings
+from nodeagent.shutdown.logind import Timings
 from tests.support.login1 import MANAGER, NAME, PATH, Login1, PrivateBus
 from tests.unit.host.logind_agent import (
     CANCELLED,

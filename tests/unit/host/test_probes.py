@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.probes import (
+from nodeagent.doctor.host_facts import (
     has_journald,
     is_hidden,
     probe_directory,

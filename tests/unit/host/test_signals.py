@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from nodeagent.host.signals import SignalPaths, read_signals
+from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
 from nodeagent.model.pressure import MemorySource, Signal
 from tests.support.kernel_tree import UNUSED_MEMORY, VMSTAT
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
+from nodeagent.eviction.eviction_api import EvictionApi
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.kube.eviction_api import EvictionApi
 from nodeagent.model.access import ApiAccess
 from tests.support.api_pods import pod
 from tests.support.api_server import ApiServer, Fault, serving_api

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.kube.kubelet_config import merge_patch, parse_flags, read_kubelet_config
+from nodeagent.settings.kubelet_config import merge_patch, parse_flags, read_kubelet_config
 from tests.support.kubelet_tree import add_process
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.kube import pod_api
 from nodeagent.kube.api_client import ApiClient, ApiRequest, ApiStream
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.kube.pod_api import PAGE_SIZE, PodApi, PodWatch
 from nodeagent.model.access import ApiAccess
-from nodeagent.plan.kubernetes.pod_watch import EventKind
+from nodeagent.pods import pod_api
+from nodeagent.pods.plan.watch import EventKind
+from nodeagent.pods.pod_api import PAGE_SIZE, PodApi, PodWatch
 from tests.support.api_pods import pod
 from tests.support.api_server import PODS, TOKEN, ApiServer, Fault, serving_api
 

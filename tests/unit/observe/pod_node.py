@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.errors import ObservationError
+from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
 from nodeagent.model import Role
 from nodeagent.model.access import KubeletAccess
-from nodeagent.observe.pods import PodReader, PodSettings
-from nodeagent.plan.eviction.policy import EvictionPolicy, Protection
+from nodeagent.pods.reader import PodReader, PodSettings
 from tests.sim import workload
 from tests.support.kernel_tree import add_cgroup
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.model.access import KubeletAccess
     from nodeagent.model.pods import PodInventory, PodSpec
     from nodeagent.model.pressure import PodFacts
-    from nodeagent.observe.watched_pods import WatchedPods
+    from nodeagent.pods.watched import WatchedPods
     from nodeagent.runtime.cri import CriClient
     from tests.sim.node import SimNode
     from tests.sim.server import SimServer

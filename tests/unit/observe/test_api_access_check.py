@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.cli.doctor_cluster import cluster_findings
-from nodeagent.config.loading import load
+from nodeagent.cluster.plan.rules import RULES, SETTINGS, access_reviews, role_documents, rules_for
+from nodeagent.doctor.api_access import read_api_access, read_pod_access
+from nodeagent.doctor.plan.api_access import check_api_access, check_pod_access
+from nodeagent.doctor.plan.node import Finding, Verdict
 from nodeagent.kube.certificate_dates import expiry
 from nodeagent.model.access import ApiAccess
 from nodeagent.model.kubernetes import Machine
-from nodeagent.observe.api_access_check import read_api_access, read_pod_access
-from nodeagent.plan.kubernetes.access_check import check_api_access, check_pod_access
-from nodeagent.plan.kubernetes.rules import RULES, SETTINGS, access_reviews, role_documents, rules_for
-from nodeagent.plan.node_checks import Finding, Verdict
+from nodeagent.settings.loading import load
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, TOKEN, ApiServer, serving_api
 from tests.support.certificates import Authority
@@ -48,7 +48,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
 
 
 async def finding(
@@ -299,7 +299,7 @@ async def test_pods_are_listed_and_the_node_object_compared_with_this_machine(
     fix: str,
 ) -> None:
     own = Machine("node-1", machine_id=own_id, system_uuid="u")
-    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
     server = ApiServer()
     server.pods.put(pod("a"))
     if machine_id is not None:

@@ -11,8 +11,8 @@ import pytest
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
 from nodeagent.model.pods import Completeness, PodSpec
 from nodeagent.model.runtime import ANNOTATION_SOURCE
-from nodeagent.observe.pod_definitions import VANISHED_S, BoundPods
-from nodeagent.observe.pod_images import PodImageReader
+from nodeagent.pods.images import PodImageReader
+from nodeagent.pods.sources import VANISHED_S, BoundPods
 from nodeagent.record import replace
 from tests.sim.clock import SimClock
 from tests.unit.builders import sandbox

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
+from nodeagent.gc.snapshot.details import DeadLayers, LayerSize
 from nodeagent.model import ContainerState
-from nodeagent.observe.item_details import DeadLayers, LayerSize
 from nodeagent.runtime.containerd_records import SnapshotUsage
 from nodeagent.runtime.cri_messages import ContainerUsage
 from tests.unit.builders import container

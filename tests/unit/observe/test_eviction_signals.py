@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from nodeagent.act.eviction.evictor import EvictionOutcome
-from nodeagent.config.eviction import EvictionSettings
-from nodeagent.daemon.eviction.pod_monitor import OomKillMonitor
-from nodeagent.host.signals import read_filesystem_signals
+from nodeagent.eviction import signals as eviction_signals
+from nodeagent.eviction.evictor import EvictionOutcome
+from nodeagent.eviction.kernel_signals import read_filesystem_signals
+from nodeagent.eviction.pod_monitor import OomKillMonitor
+from nodeagent.eviction.settings import EvictionSettings
+from nodeagent.eviction.signals import EvictionSignalReader
 from nodeagent.model import Role
 from nodeagent.model.pods import PodInventory, RuntimePod
 from nodeagent.model.pressure import MemorySource, Signal
-from nodeagent.observe import eviction_signals
-from nodeagent.observe.eviction_signals import EvictionSignalReader
-from nodeagent.observe.node_role import RoleWatch
-from nodeagent.observe.pod_cgroups import PodCgroups
+from nodeagent.pods.role import RoleWatch
+from nodeagent.pods.usage import PodCgroups
 from nodeagent.telemetry import logging as log
 from tests.support.kernel_tree import add_cgroup, make_tree
 from tests.unit.act.eviction.test_evictor import KILLABLE, Runtime, chosen, evictor
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from nodeagent.observe.eviction_signals import SignalLayout
+    from nodeagent.eviction.signals import SignalLayout
 
 pytestmark = pytest.mark.usefixtures("proc")
 MIB = 1 << 20

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import RuntimeRequestError
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.gc.snapshot.details import ItemDetails
 from nodeagent.model import ContainerState, RuntimeInfo
-from nodeagent.observe.item_details import ItemDetails
-from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient

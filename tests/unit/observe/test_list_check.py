@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import ImageGCPolicy
+from nodeagent.gc.snapshot.lists import MAX_STATUS_CALLS, CheckedLists, ListCheck
 from nodeagent.model import ContainerState, NodeSnapshot
-from nodeagent.observe.list_check import MAX_STATUS_CALLS, CheckedLists, ListCheck
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.policy import ImageGCPolicy
 from tests.unit.builders import RUNTIME, container, filesystem, image, sandbox, snapshot, used
 
 if TYPE_CHECKING:

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
-from nodeagent.config.eviction import EvictionSettings
+from nodeagent.eviction.kernel_signals import SignalPaths
+from nodeagent.eviction.plan.memory_model import is_disputed, kept_by_evictions, memory_parts
+from nodeagent.eviction.plan.planner import plan_eviction
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.settings import EvictionSettings
+from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout
 from nodeagent.host.meminfo import parse_meminfo, parse_zoneinfo
-from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import FilesystemLayout
-from nodeagent.observe.eviction_signals import EvictionSignalReader, SignalLayout
-from nodeagent.plan.eviction.memory_model import is_disputed, kept_by_evictions, memory_parts
-from nodeagent.plan.eviction.planner import plan_eviction
-from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.units import format_bytes
 from tests.support.manual_clock import ManualClock
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import POLICY, pod, thresholds, victim
 
 if TYPE_CHECKING:
+    from nodeagent.eviction.plan.state import Evaluation
     from nodeagent.model.memory import MemoryCounters, NodeMemory
-    from nodeagent.plan.eviction.state import Evaluation
 
 pytestmark = pytest.mark.usefixtures("proc")
 DATA: Final = Path(__file__).parents[2] / "data/memory"

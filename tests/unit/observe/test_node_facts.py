@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from nodeagent.clock import SystemClock
-from nodeagent.config.models import Config
+from nodeagent.cluster.facts import RUNTIME_DOWN, NodeFactsReader, plain_version
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import Image, RuntimeInfo
-from nodeagent.observe.node_facts import RUNTIME_DOWN, NodeFactsReader, plain_version
 from nodeagent.runtime.cri_messages import RuntimeStatus
+from nodeagent.settings.models import Config
 
 if TYPE_CHECKING:
     from nodeagent.runtime.cri import CriClient

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from nodeagent.act.agent import open_agent
-from nodeagent.config.eviction import EvictionSettings
-from nodeagent.config.loading import load
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.eviction.composition import EvictionTask, eviction_tasks, refusal
-from nodeagent.daemon.passes import Activity, LoopStatuses, PassLock
 from nodeagent.daemon.status import role_warnings
 from nodeagent.errors import NodeAgentError
+from nodeagent.eviction.composition import EvictionTask, eviction_tasks, refusal
+from nodeagent.eviction.plan.effects import OutstandingEffect, Victim
+from nodeagent.eviction.plan.reclaim import Shortage
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.settings import EvictionSettings
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.loops.passes import Activity, LoopStatuses, PassLock
 from nodeagent.model import ContainerState, KubeletTraces, Role, RoleBasis
 from nodeagent.model.pressure import NodeCondition, Signal
-from nodeagent.observe import node_role
-from nodeagent.observe.node_role import RoleWatch
-from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
-from nodeagent.plan.eviction.reclaim import Shortage
-from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.plan.gc.policy import Scope
-from nodeagent.plan.node_role import ABSENT_S
+from nodeagent.pods import role as node_role
+from nodeagent.pods.plan.role import ABSENT_S
+from nodeagent.pods.role import RoleWatch
 from nodeagent.record import replace
+from nodeagent.settings.loading import load
 from nodeagent.telemetry import logging as log
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.config.settings import Settings
+    from nodeagent.gc.agent import Agent
+    from nodeagent.settings.settings import Settings
 
 BESIDE, STANDALONE = Role.BESIDE_KUBELET, Role.STANDALONE
 IMAGE = "registry.test/app:v1"
@@ -190,7 +190,7 @@ class Evicting:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.daemon.eviction.composition.ROLE_POLL_S", 0.0)
+    monkeypatch.setattr("nodeagent.eviction.composition.ROLE_POLL_S", 0.0)
 
 
 async def test_eviction_stops_beside_a_kubelet_and_resumes_without_it(watched: Watched) -> None:

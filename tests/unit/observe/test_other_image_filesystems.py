@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.config.eviction import EvictionSettings
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
-from nodeagent.host.signals import SignalPaths
+from nodeagent.eviction.kernel_signals import SignalPaths
+from nodeagent.eviction.settings import EvictionSettings
+from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, others_of
 from nodeagent.model import Container, ContainerState, ImageFilesystem
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherImageFilesystem
-from nodeagent.observe.eviction_signals import EvictionSignalReader, SignalLayout, others_of
-from nodeagent.observe.layers import measure_missing
-from nodeagent.observe.pod_disk_usage import with_layers
+from nodeagent.pods.disk_usage import with_layers
+from nodeagent.pods.layers import measure_missing
 from nodeagent.record import replace
 from nodeagent.runtime.containerd_records import SnapshotUsage
 from nodeagent.runtime.cri_messages import ContainerUsage

@@ -10,8 +10,8 @@ from nodeagent.model import Role
 from nodeagent.model.access import KubeletAccess
 from nodeagent.model.pods import PodSpec
 from nodeagent.model.pressure import Fact, FactSource, QosClass
-from nodeagent.observe.watched_pods import WatchedPods
-from nodeagent.plan.kubernetes.pod_watch import WatchState, after_interruption, after_list, compact
+from nodeagent.pods.plan.watch import WatchState, after_interruption, after_list, compact
+from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import replace
 from tests.unit.observe.pod_node import Lister, Node, facts_of, kept
 

@@ -14,7 +14,7 @@ from nodeagent.host.pod_disk import PodDisk, PodDiskWalk
 from nodeagent.model import Sandbox
 from nodeagent.model.pods import PodReading, RuntimePod
 from nodeagent.model.pressure import Footprint, LayerUsage
-from nodeagent.observe.pod_disk_usage import PodDiskReader, replace_layers, with_disk_usage
+from nodeagent.pods.disk_usage import PodDiskReader, replace_layers, with_disk_usage
 from nodeagent.runtime.cri_messages import ContainerUsage
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from nodeagent.errors import ObservationError
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model.pods import PodSpec
-from nodeagent.observe.pod_definitions import BoundPods
-from nodeagent.observe.pod_images import PodImageReader
+from nodeagent.pods.images import PodImageReader
+from nodeagent.pods.sources import BoundPods
 from tests.sim.clock import SimClock
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import Role, Sandbox
 from nodeagent.model.pods import RuntimePod
 from nodeagent.model.pressure import Fact, FactSource, QosClass
-from nodeagent.observe.pod_cgroups import PodCgroups
-from nodeagent.observe.pod_details import RuntimeDetails
-from nodeagent.observe.pods import PodReader, PodSettings
+from nodeagent.pods.details import RuntimeDetails
+from nodeagent.pods.reader import PodReader, PodSettings
+from nodeagent.pods.usage import PodCgroups
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient

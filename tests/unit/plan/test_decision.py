@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
-from nodeagent.plan.reason_codes import SENTENCES
+from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
+from nodeagent.model.reason_codes import SENTENCES
 from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.doctor.plan.memory import check_cache_reclaim, check_memory_thresholds
+from nodeagent.doctor.plan.node import Verdict
+from nodeagent.eviction.plan.memory_model import estimate_memory
 from nodeagent.model.memory import ArcSize, MemoryCounters, NodeMemory
-from nodeagent.plan.eviction.memory_model import estimate_memory
-from nodeagent.plan.memory_checks import check_cache_reclaim, check_memory_thresholds
-from nodeagent.plan.node_checks import Verdict
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import read, thresholds

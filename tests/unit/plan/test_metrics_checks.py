@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from nodeagent.plan.metrics_checks import check_certificate, check_listener
-from nodeagent.plan.node_checks import Verdict
+from nodeagent.doctor.plan.metrics import check_certificate, check_listener
+from nodeagent.doctor.plan.node import Verdict
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model import ClockTrust, GapCause, ObservationGap
-from nodeagent.model.pods import Completeness, PodListReading, PodListSource
-from nodeagent.plan.clock_checks import check_clock, check_image_use
-from nodeagent.plan.kubelet_checks import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
-from nodeagent.plan.node_checks import (
+from nodeagent.doctor.plan.clock import check_clock, check_image_use
+from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
+from nodeagent.doctor.plan.node import (
     Finding,
     Verdict,
     check_agent,
@@ -23,9 +21,11 @@ from nodeagent.plan.node_checks import (
     check_state,
     check_stores,
 )
-from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
-from nodeagent.plan.shutdown.phases import two_bands
+from nodeagent.model import ClockTrust, GapCause, ObservationGap
+from nodeagent.model.pods import Completeness, PodListReading, PodListSource
 from nodeagent.record import replace
+from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
+from nodeagent.shutdown.plan.phases import two_bands
 from tests.unit.builders import NOW, ago
 
 OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED

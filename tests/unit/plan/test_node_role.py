@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleMemory
-from nodeagent.plan.node_role import ABSENT_S, apply_hysteresis, decide_role
+from nodeagent.pods.plan.role import ABSENT_S, apply_hysteresis, decide_role
 from nodeagent.record import replace
 
 BESIDE, STANDALONE = Role.BESIDE_KUBELET, Role.STANDALONE

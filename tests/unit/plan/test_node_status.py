@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.kubernetes import parse_reserved
+from nodeagent.cluster.plan.node_status import MAX_IMAGES, NodeStatusPolicy, node_object, node_status
+from nodeagent.cluster.settings import parse_reserved
+from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.model import Image
 from nodeagent.model.kubernetes import Machine, Node, NodeFacts, StatusCondition
 from nodeagent.model.pressure import NodeCondition
-from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.node_status import MAX_IMAGES, NodeStatusPolicy, node_object, node_status
 from nodeagent.record import replace
 
 ROOT = Path(__file__).parents[3]

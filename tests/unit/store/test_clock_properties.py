@@ -31,10 +31,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nodeagent.observe.clock_reading import with_valid_times
-from nodeagent.plan.decision import Decision, ItemKind, ReasonCode
-from nodeagent.plan.gc.planner import plan_all
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
+from nodeagent.gc.plan.planner import plan_all
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
+from nodeagent.loops.clock_reading import with_valid_times
+from nodeagent.model.decision import Decision, ItemKind, ReasonCode
 from nodeagent.record import replace
 from nodeagent.store import GapLimits, Store
 from nodeagent.store.clock_record import GRACE_S, TOLERANCE_S

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.errors import StoreError
+from nodeagent.eviction.effect_file import FILE_NAME, EvictionFile
+from nodeagent.eviction.plan.effects import OutstandingEffect, Victim
+from nodeagent.eviction.plan.reclaim import Shortage
 from nodeagent.model.pressure import Signal
-from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
-from nodeagent.plan.eviction.reclaim import Shortage
-from nodeagent.store.evictions import FILE_NAME, EvictionFile
 
 if TYPE_CHECKING:
     from pathlib import Path

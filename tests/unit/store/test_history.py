@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from nodeagent.api.codec import encode
-from nodeagent.api.history import History as HistoryDocument
 from nodeagent.errors import StoreError
+from nodeagent.gc.documents.history import History as HistoryDocument
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention

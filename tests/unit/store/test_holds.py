@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import StoreError
+from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.plan.image_users import ImageIndex
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.keep_rules import held_images, holds_in_force
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.model import ALL_IMAGES, TRUSTED, Hold
-from nodeagent.plan.gc.image_users import ImageIndex
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.keep_rules import held_images, holds_in_force
-from nodeagent.plan.gc.policy import ImageGCPolicy
-from nodeagent.store.holds import HoldFile
 from tests.unit.builders import NOW, ago, codes, filesystem, image, removed, snapshot, used
 
 if TYPE_CHECKING:

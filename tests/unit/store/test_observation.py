@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.policy import ImageGCPolicy
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.store import ClockReading, GapLimits, Store, gap_limits
 from nodeagent.store.clock_record import GRACE_S, TOLERANCE_S
 from tests.unit.builders import container, image, snapshot

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.policy import ImageGCPolicy
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.store import ClockReading, GapLimits, Store, gap_limits
 from tests.unit.builders import image, snapshot
 from tests.unit.store.test_observation import DAY_S, T0, at, observe_s

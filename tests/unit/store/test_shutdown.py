@@ -15,8 +15,8 @@ from nodeagent.errors import StoreError
 from nodeagent.model import PodOutcome
 from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
+from nodeagent.shutdown.state_file import BOOT_FILE, STOP_FILE, ShutdownFiles
 from nodeagent.store.history import History, Retention
-from nodeagent.store.shutdown import BOOT_FILE, STOP_FILE, ShutdownFiles
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.api.history import History as HistoryDocument
-from nodeagent.config.loading import load
 from nodeagent.errors import ConfigError
+from nodeagent.eviction.effect_file import EvictionFile
+from nodeagent.gc.documents.history import History as HistoryDocument
+from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.plan.saved_plan import parse_plan
+from nodeagent.loops.mode_file import ModeFile
+from nodeagent.loops.pause_file import PauseFile
 from nodeagent.model import ImageUsage
 from nodeagent.model.stops import LastActivity, StopEnd
-from nodeagent.plan.gc.saved_plan import parse_plan
 from nodeagent.record import replace
+from nodeagent.settings.loading import load
+from nodeagent.shutdown.state_file import ShutdownFiles
 from nodeagent.store import ClockReading, Store
-from nodeagent.store.evictions import EvictionFile
 from nodeagent.store.history import History, PastPass, Retention
-from nodeagent.store.holds import HoldFile
-from nodeagent.store.mode import ModeFile
-from nodeagent.store.pause import PauseFile
-from nodeagent.store.shutdown import ShutdownFiles
 from nodeagent.store.sqlite import micros
 
 WRITTEN = Path(__file__).parents[2] / "data/state-0.1"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.eviction.thresholds import MEANINGS, Unit
+from nodeagent.eviction.plan.thresholds import MEANINGS, Unit
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import COUNTED_EVENTS, MAX_SERIES, METRICS, OTHER, Counters, Kind
 from nodeagent.telemetry.event_catalogue import EVENTS

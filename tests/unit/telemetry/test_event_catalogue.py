@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.act.gc.outcomes import MeasuredFilesystem
+from nodeagent.eviction.plan.effects import EffectEnd, EndedEffect, OutstandingEffect
+from nodeagent.eviction.plan.reclaim import Shortage
+from nodeagent.gc.outcomes import MeasuredFilesystem
 from nodeagent.model import FsObservation
 from nodeagent.model.pressure import Signal
-from nodeagent.plan.eviction.effects import EffectEnd, EndedEffect, OutstandingEffect
-from nodeagent.plan.eviction.reclaim import Shortage
 from nodeagent.telemetry.event_catalogue import EVENTS, journal_fields, sentence
 
 if TYPE_CHECKING:

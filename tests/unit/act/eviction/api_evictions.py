@@ -7,13 +7,13 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.act.eviction.api_evictor import ApiEvictor
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.kube.pod_api import parse_event
+from nodeagent.eviction.api_evictor import ApiEvictor
+from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.model.pods import PodHandle, PodInventory
-from nodeagent.observe.watched_pods import WatchedPods
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.kubernetes.pod_watch import after_connection, after_events, after_list
+from nodeagent.pods.plan.watch import after_connection, after_events, after_list
+from nodeagent.pods.pod_api import parse_event
+from nodeagent.pods.watched import WatchedPods
 from tests.support.api_pods import Pods
 from tests.support.api_pods import pod as api_pod
 from tests.support.virtual_time import START, LoopClock
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.model.pressure import PodFacts
-    from nodeagent.plan.kubernetes.pod_watch import PodEvent
+    from nodeagent.pods.plan.watch import PodEvent
 
 
 @dataclass

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.eviction.api_evictor import KILLED_WITHIN_S
-from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError, RuntimeUnavailableError
+from nodeagent.eviction.api_evictor import KILLED_WITHIN_S
+from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.model.pods import PodHandle
 from nodeagent.record import replace
 from tests.support.api_pods import pod as api_pod
@@ -20,9 +20,9 @@ from tests.unit.plan.eviction.cases import planned, read, thresholds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nodeagent.act.eviction.api_evictor import ApiEvictor
+    from nodeagent.eviction.api_evictor import ApiEvictor
+    from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.model.pressure import PodFacts
-    from nodeagent.plan.eviction.ranking import Eviction
 
 BUDGET = "The disruption budget webpdb needs 2 healthy pods and has 2 currently"
 

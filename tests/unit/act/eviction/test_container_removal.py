@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.eviction.container_removal import CriContainerCleaner
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError, RuntimeUnsupportedError
+from nodeagent.eviction.container_removal import CriContainerCleaner
+from nodeagent.eviction.plan.effects import Victim
 from nodeagent.host.pod_logs import RemovalRefusedError
 from nodeagent.model import ContainerState, LogOpeners, LogTree
-from nodeagent.plan.eviction.effects import Victim
 from nodeagent.record import replace
 from tests.unit.builders import NOW, container, sandbox
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.act.eviction.container_removal import CleanupResult
+    from nodeagent.eviction.container_removal import CleanupResult
     from nodeagent.model import Container, Sandbox
 
 RUNNING, EXITED, CREATED, UNKNOWN = (
@@ -208,7 +208,7 @@ async def test_created_container_is_removed_once_its_sandbox_is_stopped() -> Non
 
 
 async def test_hanging_sandbox_stop_does_not_delay_the_removal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.act.eviction.container_removal.STOP_WAIT_S", 0.01)
+    monkeypatch.setattr("nodeagent.eviction.container_removal.STOP_WAIT_S", 0.01)
     runtime, never = Runtime(), asyncio.Event()
 
     async def hang(sandbox_id: str) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
+from nodeagent.eviction.evictor import CriEvictor, EvictionOutcome
 from nodeagent.model.pods import ContainerHandle, PodHandle, PodInventory
 from nodeagent.model.pressure import Resource
 from nodeagent.record import replace
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
+    from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.model.pressure import PodFacts
-    from nodeagent.plan.eviction.ranking import Eviction
 
 HANDLE = PodHandle("uid-web", ("s1",), (ContainerHandle("c1", "app"), ContainerHandle("c2", "proxy")), "/cgroup/web")
 CGROUPS = ["/cgroup/web/cri-containerd-c1.scope", "/cgroup/web/c2"]

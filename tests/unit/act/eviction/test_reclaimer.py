@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.eviction.reclaimer import Reclaimer
-from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.errors import RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.eviction.reclaimer import Reclaimer
+from nodeagent.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.gc.plan.image_origin import Irreplaceable
+from nodeagent.gc.plan.image_protection import ProtectionPolicy
+from nodeagent.gc.plan.image_targets import SpaceNeeded
+from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model import NodeSnapshot, Role
 from nodeagent.model.node import LogSpace
 from nodeagent.model.pressure import FilesystemRole
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.gc.image_origin import Irreplaceable
-from nodeagent.plan.gc.image_protection import ProtectionPolicy
-from nodeagent.plan.gc.image_targets import SpaceNeeded
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, Scope
 from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW, RUNTIME, ago, container, image, log_directory, sandbox, used
 
 if TYPE_CHECKING:
-    from nodeagent.act.gc.pass_state import Preview
+    from nodeagent.gc.pass_state import Preview
     from nodeagent.model import Sandbox
 
 EVERYTHING = SpaceNeeded(300 * MIB)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from nodeagent.act.gc.removers import changed_since
+from nodeagent.gc.removers import changed_since
 from nodeagent.runtime.containerd_records import Stamp, StoredImage
 
 OBSERVED = datetime(2026, 1, 1, tzinfo=UTC)

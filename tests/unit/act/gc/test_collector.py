@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc import pass_state as measurement
-from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.errors import StoreError
+from nodeagent.gc import pass_state as measurement
+from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.model import Hold
-from nodeagent.plan.decision import Accounting, ItemKind
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.model.decision import Accounting, ItemKind
 from nodeagent.record import replace
 from tests.unit.act.conftest import POLICY
 from tests.unit.act.gc.transactions import outcomes
 
 if TYPE_CHECKING:
-    from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.gc.outcomes import PassReport
     from tests.unit.act.conftest import Opener, Rig
 
 CHANGING = (

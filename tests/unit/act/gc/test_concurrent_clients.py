@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.act.gc.restore import RemovalRecovery
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.gc.restore import RemovalRecovery
 from nodeagent.record import replace
 from tests.unit.act.gc.transactions import outcomes, remove_all
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.eviction.reclaimer import Reclaimer
-from nodeagent.act.gc import pass_state as measurement
-from nodeagent.act.gc.collector import Collector, RemovalCompletion
-from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.api import codec
-from nodeagent.api.gc import Preview, Report
 from nodeagent.errors import ObservationError
+from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.eviction.reclaimer import Reclaimer
+from nodeagent.gc import pass_state as measurement
+from nodeagent.gc.collector import Collector, RemovalCompletion
+from nodeagent.gc.documents.passes import Preview, Report
+from nodeagent.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.gc.plan.image_targets import SpaceNeeded
+from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
+from nodeagent.model.decision import ItemKind
 from nodeagent.model.pressure import FilesystemRole, OtherImageFilesystem
-from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.gc.image_targets import SpaceNeeded
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, Scope
 from nodeagent.record import replace
 from tests.support.manual_clock import ManualClock
 from tests.unit.builders import MIB, NOW, container, removed
@@ -27,10 +27,10 @@ from tests.unit.plan.gc.test_image_filesystems import KATA, OVERLAY, node
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.act.gc.executor import Remover
-    from nodeagent.act.gc.pass_state import Preview as PreviewOfPass
+    from nodeagent.gc.executor import Remover
+    from nodeagent.gc.pass_state import Preview as PreviewOfPass
     from nodeagent.model import FsObservation, NodeSnapshot
-    from nodeagent.plan.decision import Decision
+    from nodeagent.model.decision import Decision
 
 
 @pytest.fixture(autouse=True)

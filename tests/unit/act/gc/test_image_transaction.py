@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent._proto.runtime.v1 import api_pb2
-from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.plan.gc.image_origin import Irreplaceable
-from nodeagent.plan.gc.image_protection import ProtectionPolicy
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy, Scope
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.plan.image_origin import Irreplaceable
+from nodeagent.gc.plan.image_protection import ProtectionPolicy
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.record import replace
 from tests.sim.store import Lease
 from tests.unit.act.gc.transactions import RECENT, begin_creation, outcomes, remove_all

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.gc import image_removers as transactional_remover
-from nodeagent.act.gc import pass_state as measurement
-from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.act.gc.restore import RemovalRecovery
 from nodeagent.errors import NodeAgentError
+from nodeagent.gc import image_removers as transactional_remover
+from nodeagent.gc import pass_state as measurement
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.gc.restore import RemovalRecovery
 from nodeagent.host.lock import process_lock
-from nodeagent.plan.gc.policy import Scope
 from tests.unit.act.gc.transactions import CHANGES, crash, outcomes, remove_all, use_during_removal, whole
 
 if TYPE_CHECKING:

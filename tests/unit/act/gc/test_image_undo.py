@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.gc import pass_state as measurement
-from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.act.gc.restore import ImageUndo, NotUndoableError, UndoOutcome
-from nodeagent.act.gc.undo_terms import undo_terms
 from nodeagent.errors import NodeAgentError, PassBusyError, UsageError
+from nodeagent.gc import pass_state as measurement
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
+from nodeagent.gc.restore import ImageUndo, NotUndoableError, UndoOutcome
+from nodeagent.gc.undo_terms import undo_terms
 from nodeagent.host.lock import process_lock
-from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy, Scope
+from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.record import replace
 from nodeagent.runtime.cri_storage import CriOnlyStorage
 from tests.sim.store import BLOCK_BYTES
@@ -28,7 +28,7 @@ from tests.unit.act.gc.transactions import CHANGES, LEASE_CHANGES, crash
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.gc.outcomes import PassReport
     from tests.unit.act.conftest import Opener, Rig
 
 WINDOW_S = 600.0

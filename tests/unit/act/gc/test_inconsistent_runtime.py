@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.plan.gc.image_users import images_in_use
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.plan.image_users import images_in_use
+from nodeagent.gc.plan.policy import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from google.protobuf.message import Message
 
-    from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.gc.outcomes import PassReport
     from tests.unit.act.conftest import Opener, Rig
 
 CHANGING = ("RemoveImage", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox", "Images.Delete")

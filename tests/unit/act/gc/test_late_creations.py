@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.record import replace
 from tests.sim.store import Snapshot, SnapshotKind
 from tests.unit.act.gc.transactions import begin_creation, outcomes

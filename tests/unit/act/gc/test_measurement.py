@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc import pass_state as measurement
-from nodeagent.act.gc.collector import EVICTION_TRIGGER
-from nodeagent.act.gc.outcomes import Outcome, Result
-from nodeagent.act.gc.pass_state import Measurement, PassProgress, readings_of
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc import pass_state as measurement
+from nodeagent.gc.collector import EVICTION_TRIGGER
+from nodeagent.gc.outcomes import Outcome, Result
+from nodeagent.gc.pass_state import Measurement, PassProgress, readings_of
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW
 

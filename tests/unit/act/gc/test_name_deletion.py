@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.plan.policy import Scope
 
 if TYPE_CHECKING:
     from tests.unit.act.conftest import Opener

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.eviction.reclaimer import Reclaimer
-from nodeagent.act.gc.collector import EVICTION_TRIGGER
+from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.eviction.reclaimer import Reclaimer
+from nodeagent.gc.collector import EVICTION_TRIGGER
+from nodeagent.gc.plan.image_targets import SpaceNeeded
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.model.decision import ItemKind
 from nodeagent.model.pressure import FilesystemRole
-from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
-from nodeagent.plan.gc.image_targets import SpaceNeeded
-from nodeagent.plan.gc.policy import Scope
 from nodeagent.record import replace
 from tests.sim.scenario import example_node
 from tests.unit.act.conftest import POLICY
@@ -24,9 +24,9 @@ from tests.unit.builders import MIB
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nodeagent.act.gc.outcomes import PassReport
-    from nodeagent.act.gc.pass_state import Preview
-    from nodeagent.plan.decision import Decision
+    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.pass_state import Preview
+    from nodeagent.model.decision import Decision
     from tests.unit.act.conftest import Opener, Rig
 
 STORES = 40

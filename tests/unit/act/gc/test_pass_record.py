@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.history import HistoryRecorder, past_pass
-from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.errors import NodeAgentError
+from nodeagent.gc.history_writer import HistoryWriter
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.pass_history import HistoryRecorder, past_pass
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.process_identity import is_running, own_process
-from nodeagent.plan.gc.policy import Scope
 from nodeagent.store.history import History, Retention
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.act.gc.history import PassStart
-    from nodeagent.act.gc.pass_state import Preview
+    from nodeagent.gc.pass_history import PassStart
+    from nodeagent.gc.pass_state import Preview
     from nodeagent.store.history import PastPass
     from tests.unit.act.conftest import Opener, Rig
 

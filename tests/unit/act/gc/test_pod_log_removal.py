@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.clock import SystemClock
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.plan.policy import PodLogPolicy, Scope
+from nodeagent.gc.snapshot.node import PodLogReader
 from nodeagent.host import pod_logs as log_trees
 from nodeagent.host.pod_logs import find_openers, list_pod_log_directories
 from nodeagent.model import LogOpeners
-from nodeagent.observe.node_snapshot import PodLogReader
-from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.gc.policy import PodLogPolicy, Scope
+from nodeagent.model.decision import ItemKind
 from nodeagent.record import replace
 from nodeagent.store import Store
 from tests.unit.act.conftest import POLICY
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from nodeagent.act.gc.outcomes import PassReport
-    from nodeagent.plan.decision import Decision
+    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.model.decision import Decision
     from tests.unit.act.conftest import Opener, Rig
 
 NAME = "shop_orphan_0a1b2c3d-1111-2222-3333-444455556666"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.gc import image_removers as transactional_remover
-from nodeagent.act.gc import pass_state as measurement
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc import image_removers as transactional_remover
+from nodeagent.gc import pass_state as measurement
+from nodeagent.gc.plan.policy import Scope
 from tests.sim.store import RefusedError
 from tests.unit.act.gc.transactions import CHANGES, use_during_removal, whole
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc import image_removers as transactional_remover
-from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.plan.decision import ReasonCode
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc import image_removers as transactional_remover
+from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.model.decision import ReasonCode
 from nodeagent.record import replace
 from nodeagent.runtime.image_records import PINNED_LABEL
 from tests.unit.act.gc.transactions import CHANGES, begin_creation, outcomes, remove_all

@@ -6,14 +6,14 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nodeagent.plan.gc.policy import Scope
+from nodeagent.gc.plan.policy import Scope
 from tests.sim.store import Lease, RefusedError, Snapshot, SnapshotKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nodeagent.act.gc.outcomes import Outcome, PassReport
-    from nodeagent.act.gc.pass_state import Preview
+    from nodeagent.gc.outcomes import Outcome, PassReport
+    from nodeagent.gc.pass_state import Preview
     from tests.unit.act.conftest import Rig
 
 

@@ -7,22 +7,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nodeagent.act.shutdown.executor import ShutdownRun
-from nodeagent.act.shutdown.pod_record import NoProcesses, RunningPod
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.model import Container, ContainerState, ShutdownPod
-from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
-from nodeagent.plan.shutdown.phases import two_bands
 from nodeagent.record import replace
+from nodeagent.shutdown.executor import ShutdownRun
+from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
+from nodeagent.shutdown.plan.phases import two_bands
+from nodeagent.shutdown.pod_record import NoProcesses, RunningPod
 from tests.support.virtual_time import now_ms, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from datetime import datetime
 
-    from nodeagent.act.shutdown.pod_record import Processes
     from nodeagent.model.stops import StoppedPod
-    from nodeagent.plan.shutdown.budget import ShutdownBudget
+    from nodeagent.shutdown.plan.budget import ShutdownBudget
+    from nodeagent.shutdown.pod_record import Processes
 
 TEN_AND_FIVE = two_bands(15, 5)
 

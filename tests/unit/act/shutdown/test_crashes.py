@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodeagent.act.shutdown.executor import ShutdownRun
-from nodeagent.daemon.shutdown.execution import shifted
 from nodeagent.model import PodOutcome
 from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
-from nodeagent.plan.shutdown.budget import DelayLimit, ShutdownBudget, shutdown_budget
-from nodeagent.plan.shutdown.phases import by_priority
-from nodeagent.plan.shutdown.timing import MINIMUM_AFTER_TERM_MS
+from nodeagent.shutdown.execution import shifted
+from nodeagent.shutdown.executor import ShutdownRun
+from nodeagent.shutdown.plan.budget import DelayLimit, ShutdownBudget, shutdown_budget
+from nodeagent.shutdown.plan.phases import by_priority
+from nodeagent.shutdown.plan.timing import MINIMUM_AFTER_TERM_MS
 from tests.support.virtual_time import START, VirtualLoop, now_ms, play
 from tests.unit.act.shutdown.shutdown_node import Node, pod
 

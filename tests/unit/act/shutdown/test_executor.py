@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodeagent.act.shutdown.executor import ShutdownRun
-from nodeagent.act.shutdown.pod_record import RunningPod
 from nodeagent.model import PodOutcome, ShutdownPod
 from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
-from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
-from nodeagent.plan.shutdown.phases import Phase
-from nodeagent.plan.shutdown.timing import MINIMUM_AFTER_TERM_MS
+from nodeagent.shutdown.executor import ShutdownRun
+from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
+from nodeagent.shutdown.plan.phases import Phase
+from nodeagent.shutdown.plan.timing import MINIMUM_AFTER_TERM_MS
+from nodeagent.shutdown.pod_record import RunningPod
 from tests.support.virtual_time import now_ms, play
 from tests.unit.act.shutdown.shutdown_node import TEN_AND_FIVE, Node, pod, run_down
 

@@ -11,13 +11,13 @@ import pytest
 from nodeagent.model import PodOutcome
 from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
 from nodeagent.model.stops import SentTerm, StoppedPod
-from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
-from nodeagent.plan.shutdown.phases import by_priority
 from nodeagent.record import replace
+from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
+from nodeagent.shutdown.plan.phases import by_priority
 from tests.unit.act.shutdown.shutdown_node import TEN_AND_FIVE, Node, pod, run_down
 
 if TYPE_CHECKING:
-    from nodeagent.plan.shutdown.budget import ShutdownBudget
+    from nodeagent.shutdown.plan.budget import ShutdownBudget
 
 PRIORITIES = (0, 1000, 100_000, CRITICAL)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.act.shutdown.pod_record import ContainerStop, PodRecord
 from nodeagent.model import PodOutcome, ShutdownPod
+from nodeagent.shutdown.pod_record import ContainerStop, PodRecord
 
 
 def concluded(stop: ContainerStop, *, is_overdue: bool = False) -> PodRecord:

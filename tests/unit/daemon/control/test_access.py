@@ -12,12 +12,12 @@ import pytest
 
 from nodeagent.api import requests as api
 from nodeagent.api.operations import OPERATIONS, Access, method_name
-from nodeagent.config.control import ControlSettings
 from nodeagent.daemon.control.requests import access_of
 from nodeagent.daemon.control.service import ControlService
 from nodeagent.host.sockets import Peer, read_peer
+from nodeagent.loops.pause_file import PauseFile
 from nodeagent.record import replace
-from nodeagent.store.pause import PauseFile
+from nodeagent.settings.control import ControlSettings
 from tests.unit.control_node import GROUP, MEMBER, ROOT, STRANGER, Node
 
 ACCESS = {name: each.access for name, each in OPERATIONS.items()}

@@ -14,17 +14,17 @@ import pytest
 
 from nodeagent.api import requests as api
 from nodeagent.clock import SystemClock
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.loops import Loop
-from nodeagent.daemon.passes import LoopStatuses, PassLock, Pause, PausedBy
-from nodeagent.daemon.pause import restore_pause
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.daemon.supervisor import agent_tasks
+from nodeagent.gc.loop import Loop
 from nodeagent.host.systemd import Notifier
+from nodeagent.loops.passes import LoopStatuses, PassLock, Pause, PausedBy
+from nodeagent.loops.pause import restore_pause
+from nodeagent.loops.pause_file import PauseFile
 from nodeagent.record import replace
-from nodeagent.store.pause import PauseFile
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from nodeagent.daemon.control import server as control
 from nodeagent.daemon.control import service
 from nodeagent.daemon.control.requested_pass import RequestedPass
 from nodeagent.errors import NodeAgentError
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.disk_usage import Tree
-from nodeagent.plan.gc.policy import Scope
 from tests.unit.control_node import MEMBER, ROOT, Node, serving
 
 if TYPE_CHECKING:
@@ -88,7 +88,11 @@ async def test_lookups_of_closed_requests_occupy_one_thread_and_root_is_answered
     assert most[0] == 1
 
 
-_PREVIEW, _LISTS, _GC = "nodeagent.act.gc.pass_state.", "nodeagent.api.node.lists.", "nodeagent.api.node.gc."
+_PREVIEW, _LISTS, _GC = (
+    "nodeagent.gc.pass_state.",
+    "nodeagent.gc.documents.list_readings.",
+    "nodeagent.gc.documents.readings.",
+)
 _READINGS = "nodeagent.daemon.control.readings."
 
 
@@ -100,7 +104,7 @@ _READINGS = "nodeagent.daemon.control.readings."
         ("Images", None, f"{_READINGS}encode_line"),
         ("Images", None, "nodeagent.runtime.storage_graph.resolve_images"),
         ("Images", None, "nodeagent.runtime.namespace_lists.Stored"),
-        ("ImageLayers", None, "nodeagent.plan.gc.breakdown.sharing_tree"),
+        ("ImageLayers", None, "nodeagent.gc.plan.breakdown.sharing_tree"),
         ("Containers", None, f"{_LISTS}list_header"),
         ("PodList", None, f"{_LISTS}check_pods"),
         ("Plan", api.PlanRequest(scope="all"), f"{_PREVIEW}plans_for"),
@@ -108,7 +112,7 @@ _READINGS = "nodeagent.daemon.control.readings."
         ("Plan", api.PlanRequest(scope="all", lasts_seconds=60), f"{_READINGS}encode_saved_plan"),
         ("Explain", api.ExplainRequest(name="app"), f"{_GC}plans_by_loop"),
         ("Explain", api.ExplainRequest(name="app"), f"{_GC}explain"),
-        ("Leaks", api.LeaksRequest(), "nodeagent.act.agent.plan_leaks"),
+        ("Leaks", api.LeaksRequest(), "nodeagent.gc.agent.plan_leaks"),
         ("Apply", api.ApplyRequest(scope="all", rounds=1), f"{_PREVIEW}plans_for"),
     ],
 )
@@ -157,7 +161,7 @@ async def test_walk_of_a_disk_usage_request_delays_no_other_request_and_ends_wit
             ended.set()
             return ()
 
-    monkeypatch.setattr("nodeagent.observe.storage_usage.TreeReader", EndlessReader)
+    monkeypatch.setattr("nodeagent.gc.snapshot.usage.TreeReader", EndlessReader)
     node.peer[0] = MEMBER
     _, writer = await send(node, "GET /v1/disk-usage?within_seconds=600")
     assert await asyncio.to_thread(begun.wait, WITHIN_S)
@@ -192,7 +196,7 @@ async def test_names_from_directories_of_root_are_added_up_in_the_disk_usage_of_
             def largest(self, *_: object) -> tuple[Tree, ...]:
                 return Tree(f"{closed}/alice/deep/a", 5), Tree(f"{closed}/bob", 4), Tree(f"{place}/gone/c", 3)
 
-        monkeypatch.setattr("nodeagent.observe.storage_usage.TreeReader", Reader)
+        monkeypatch.setattr("nodeagent.gc.snapshot.usage.TreeReader", Reader)
 
         async def sizes(peer: Peer) -> dict[str, int]:
             node.peer[0] = peer

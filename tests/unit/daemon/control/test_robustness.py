@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from nodeagent.api import requests as api
 from nodeagent.api.codec import encode
-from nodeagent.api.history import History
 from nodeagent.api.operations import LARGE_BODY_BYTES, OPERATIONS, SMALL_BODY_BYTES
 from nodeagent.api.requests import request_type
 from nodeagent.daemon.control import server as control
 from nodeagent.daemon.control.server import LIMITS
 from nodeagent.errors import ObservationError
+from nodeagent.gc.documents.history import History
 from nodeagent.host.sockets import Peer, group_number
 from tests.unit.control_node import MEMBER, ROOT, STRANGER, Node
 
@@ -67,8 +67,8 @@ async def test_hanging_signal_reading_blocks_one_thread(
     node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.ask("Status")
-    monkeypatch.setattr("nodeagent.observe.eviction_signals.read_filesystem_signals", lambda *_: hang())
-    monkeypatch.setattr("nodeagent.observe.eviction_signals._READ_WITHIN_S", 0.05)
+    monkeypatch.setattr("nodeagent.eviction.signals.read_filesystem_signals", lambda *_: hang())
+    monkeypatch.setattr("nodeagent.eviction.signals._READ_WITHIN_S", 0.05)
     answer = await asyncio.wait_for(asyncio.gather(*(node.ask("Pressure") for _ in range(3))), 10)
     assert hang.calls == 1
     assert all("does not answer" in each["warnings"][-1] for each in answer)
@@ -77,9 +77,9 @@ async def test_hanging_signal_reading_blocks_one_thread(
 async def test_hanging_pod_directories_block_one_thread_each(
     node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.observe.pod_disk_usage.PodDiskWalk.advance", hang)
-    monkeypatch.setattr("nodeagent.observe.walk_queue.HANGS_S", 0.05)
-    monkeypatch.setattr("nodeagent.observe.pod_disk_usage.HANGS_S", 0.05)
+    monkeypatch.setattr("nodeagent.pods.disk_usage.PodDiskWalk.advance", hang)
+    monkeypatch.setattr("nodeagent.pods.walk_queue.HANGS_S", 0.05)
+    monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.05)
     node.sim.add_pod("db")
     for _ in range(3):
         assert "a directory does not answer" in (await node.ask("Pods"))["warnings"][-1]

@@ -7,8 +7,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.act.agent import open_agent
 from nodeagent.api import requests as api
+from nodeagent.gc.agent import open_agent
 from nodeagent.record import replace
 from tests.support.other_user import UNPRIVILEGED_UID
 

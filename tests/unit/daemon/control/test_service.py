@@ -9,27 +9,27 @@ from typing import Any
 
 import pytest
 
-from nodeagent.act.gc.restore import RemovalRecovery
 from nodeagent.api import requests as api
 from nodeagent.api.codec import Document, decode, encode
-from nodeagent.api.config import EffectiveConfig
-from nodeagent.api.control import Paused, Resumed
-from nodeagent.api.diagnostics import Version
-from nodeagent.api.eviction import EvictionPreview
-from nodeagent.api.explain import Explanation
-from nodeagent.api.gc import DiskUsage, Preview
-from nodeagent.api.history import History
-from nodeagent.api.holds import Hold, HoldList
-from nodeagent.api.lists import Containers, Images, ImageTree, Pods
 from nodeagent.api.operations import OPERATIONS, Access
-from nodeagent.api.pods import PodUsage
-from nodeagent.api.pressure import Pressure
-from nodeagent.api.shutdown import ShutdownPlan, ShutdownStatus
-from nodeagent.api.status import Status
-from nodeagent.api.undo import UndoList
 from nodeagent.cli.status_view import status_view
-from nodeagent.observe.node_role import RoleWatch
+from nodeagent.daemon.config_documents import EffectiveConfig
+from nodeagent.daemon.control_documents import Paused, Resumed
+from nodeagent.daemon.diagnostics import Version
+from nodeagent.daemon.documents import Status
+from nodeagent.eviction.documents import EvictionPreview
+from nodeagent.eviction.pod_documents import PodUsage
+from nodeagent.eviction.signal_documents import Pressure
+from nodeagent.gc.documents.explanation import Explanation
+from nodeagent.gc.documents.history import History
+from nodeagent.gc.documents.holds import Hold, HoldList
+from nodeagent.gc.documents.lists import Containers, Images, ImageTree, Pods
+from nodeagent.gc.documents.passes import DiskUsage, Preview
+from nodeagent.gc.documents.undo import UndoList
+from nodeagent.gc.restore import RemovalRecovery
+from nodeagent.pods.role import RoleWatch
 from nodeagent.record import replace
+from nodeagent.shutdown.documents import ShutdownPlan, ShutdownStatus
 from tests.unit.control_node import IMAGE, MEMBER, Node, serving
 from tests.unit.kubelet_double import KUBELET, HandClock, KubeletDouble
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.pass_state import Preview
 from nodeagent.api import requests as api
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.policy import ImageGCPolicy, Scope
+from nodeagent.gc.pass_state import Preview
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import ImageGCPolicy, Scope
 from nodeagent.record import replace
 from tests.sim.content import Layer
 from tests.unit.control_node import MEMBER, Node, say, serving
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from nodeagent.act.agent import Agent
+    from nodeagent.gc.agent import Agent
 
 UNUSED = "registry.example.com/unused:v1"
 

@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.act.eviction.container_removal import CleanupResult
-from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
-from nodeagent.act.eviction.reclaimer import IMAGE_ACTIONS, UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
-from nodeagent.config.eviction import EvictionSettings
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.eviction.actions import Monitors, PassActions
-from nodeagent.daemon.eviction.effects import OutstandingEffects
-from nodeagent.daemon.eviction.loop import EvictionLoop
-from nodeagent.daemon.eviction.pod_monitor import OomKillMonitor, PodMonitor
-from nodeagent.daemon.eviction.reporting import EvictionReporter
-from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
-from nodeagent.daemon.passes import LoopStatuses, PassLock
 from nodeagent.errors import NodeAgentError
-from nodeagent.host.signals import SignalPaths
+from nodeagent.eviction.actions import Monitors, PassActions
+from nodeagent.eviction.container_removal import CleanupResult
+from nodeagent.eviction.effects import OutstandingEffects
+from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
+from nodeagent.eviction.kernel_signals import SignalPaths
+from nodeagent.eviction.loop import EvictionLoop
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.thresholds import for_layout
+from nodeagent.eviction.pod_monitor import OomKillMonitor, PodMonitor
+from nodeagent.eviction.reclaimer import IMAGE_ACTIONS, UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
+from nodeagent.eviction.reporting import EvictionReporter
+from nodeagent.eviction.settings import EvictionSettings
+from nodeagent.eviction.signal_monitor import SignalMonitor
+from nodeagent.eviction.signals import EvaluatedSignals, EvictionSignalReader, SignalLayout, SignalReadings
+from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.model.pods import PodHandle, PodInventory
 from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem, PodFacts
-from nodeagent.observe.eviction_signals import EvaluatedSignals, EvictionSignalReader, SignalLayout, SignalReadings
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.thresholds import for_layout
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.unit.plan.eviction.cases import at, disk, pod, read, thresholds
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from datetime import datetime
 
-    from nodeagent.act.eviction.api_evictor import RoleEvictor
-    from nodeagent.daemon.eviction.actions import EvictionRecord
-    from nodeagent.daemon.eviction.image_observation import ImageObservation
-    from nodeagent.daemon.eviction.page_cache import PageCache
+    from nodeagent.eviction.actions import EvictionRecord
+    from nodeagent.eviction.api_evictor import RoleEvictor
+    from nodeagent.eviction.effect_file import EvictionFile
+    from nodeagent.eviction.image_observation import ImageObservation
+    from nodeagent.eviction.page_cache import PageCache
+    from nodeagent.eviction.plan.effects import Victim
+    from nodeagent.eviction.plan.ranking import Eviction
+    from nodeagent.eviction.plan.reclaim import ReclaimStep
+    from nodeagent.eviction.plan.state import EvictionState
+    from nodeagent.gc.plan.image_targets import SpaceNeeded
     from nodeagent.host.psi_triggers import PressureTriggers
-    from nodeagent.plan.eviction.effects import Victim
-    from nodeagent.plan.eviction.ranking import Eviction
-    from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.eviction.state import EvictionState
-    from nodeagent.plan.gc.image_targets import SpaceNeeded
-    from nodeagent.store.evictions import EvictionFile
 
 
 NO_PRESSURE = read(available_mib=900)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.eviction.container_removal import CleanupResult
-from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
-from nodeagent.daemon.passes import Pause, PausedBy
 from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.eviction.container_removal import CleanupResult
+from nodeagent.eviction.effect_file import EvictionFile
+from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
+from nodeagent.eviction.plan.state import suspended
 from nodeagent.host.node import boot_id
-from nodeagent.plan.eviction.state import suspended
-from nodeagent.store.evictions import EvictionFile
+from nodeagent.loops.passes import Pause, PausedBy
 from tests.unit.daemon.eviction.eviction_node import disk_node, run_pass, run_passes
 from tests.unit.plan.eviction.cases import disk, pod, read
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.clock import SystemClock
-from nodeagent.daemon.eviction.composition import AgentEvictionHistory
+from nodeagent.eviction.composition import AgentEvictionHistory
+from nodeagent.gc.history_writer import HistoryWriter
 from nodeagent.store.history import History, Retention
 from tests.unit.daemon.eviction.eviction_node import LOW, Node, run_pass
 from tests.unit.plan.eviction.cases import pod
@@ -20,8 +20,8 @@ from tests.unit.plan.eviction.cases import pod
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.act.agent import Agent
-    from nodeagent.daemon.eviction.actions import EvictionRecord
+    from nodeagent.eviction.actions import EvictionRecord
+    from nodeagent.gc.agent import Agent
     from nodeagent.store.history import PastPass
 
 KEEP = Retention(timedelta(days=3650), 16 << 20)

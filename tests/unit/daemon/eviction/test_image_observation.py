@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.daemon.eviction.image_observation import ImageObservation
 from nodeagent.errors import RuntimeRequestError
+from nodeagent.eviction.image_observation import ImageObservation
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.psi_triggers import PressureTriggers
 from nodeagent.model import NodeSnapshot, RuntimeInfo
-from nodeagent.plan.gc.policy import Scope
 from tests.unit.daemon.eviction.eviction_node import Clock, disk_node, run_pass
 from tests.unit.plan.eviction.cases import read
 

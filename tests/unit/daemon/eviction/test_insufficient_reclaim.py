@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
-from nodeagent.act.eviction.reclaimer import UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
-from nodeagent.daemon.eviction import loop as loop_module
-from nodeagent.daemon.eviction.signal_monitor import RATE_S
 from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.eviction import loop as loop_module
+from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
+from nodeagent.eviction.reclaimer import UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
+from nodeagent.eviction.signal_monitor import RATE_S
 from nodeagent.host.psi_triggers import PressureTriggers
 from tests.unit.builders import MIB
 from tests.unit.daemon.eviction.eviction_node import Node, disk_node, run_pass
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from nodeagent.eviction.plan.ranking import Eviction
+    from nodeagent.eviction.plan.reclaim import ReclaimStep
+    from nodeagent.gc.plan.image_targets import SpaceNeeded
     from nodeagent.model.pods import PodHandle
     from nodeagent.model.pressure import Observation
-    from nodeagent.plan.eviction.ranking import Eviction
-    from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.gc.image_targets import SpaceNeeded
 
 IMAGES = ["unused-images on imagefs", "irreplaceable-images on imagefs"]
 STEPS = ["dead-containers on imagefs", *IMAGES]

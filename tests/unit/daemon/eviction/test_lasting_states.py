@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.eviction.reclaimer import Reclaimed
-from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.eviction.reclaimer import Reclaimed
+from nodeagent.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.model.pressure import FilesystemRole
-from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.telemetry.counters import Counters
 from nodeagent.telemetry.logging import STATE_REPEAT_S, subscribe, unsubscribe
 from tests.unit.daemon.eviction.eviction_node import Node, disk_node, run_pass, run_passes

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
-from nodeagent.daemon.eviction.composition import past_eviction
-from nodeagent.daemon.passes import Pause, PausedBy
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
+from nodeagent.eviction.composition import past_eviction
+from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
+from nodeagent.eviction.plan.preview import FALLING_S
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
+from nodeagent.loops.passes import Pause, PausedBy
 from nodeagent.model.memory import MemoryCounters, NodeMemory
-from nodeagent.plan.eviction.preview import FALLING_S
 from nodeagent.record import replace
 from tests.unit.daemon.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass
 from tests.unit.plan.eviction.cases import disk, known, pod, read
@@ -24,9 +24,9 @@ from tests.unit.plan.eviction.cases import disk, known, pod, read
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.model.pods import PodHandle, PodInventory
     from nodeagent.model.pressure import Observation
-    from nodeagent.plan.eviction.ranking import Eviction
 
 
 async def test_pass_without_pressure_takes_no_action() -> None:

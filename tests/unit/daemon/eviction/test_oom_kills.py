@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.daemon.eviction.pod_monitor import OomKillMonitor
+from nodeagent.eviction.pod_monitor import OomKillMonitor
 from nodeagent.model.pods import ContainerHandle, PodHandle, PodInventory
 from nodeagent.telemetry import logging as log
 from tests.support.kernel_tree import add_cgroup, make_tree

@@ -12,8 +12,8 @@ from tests.unit.plan.eviction.cases import pod, read
 from tests.unit.plan.eviction.test_other_filesystems import KATA, LAZY, ON_FIRST, ON_KATA, on, writer
 
 if TYPE_CHECKING:
-    from nodeagent.act.eviction.reclaimer import Reclaimed
-    from nodeagent.observe.eviction_signals import SignalLayout
+    from nodeagent.eviction.reclaimer import Reclaimed
+    from nodeagent.eviction.signals import SignalLayout
 
 PODS = (writer("kata", ON_KATA, mib=300), writer("first", ON_FIRST, mib=900), pod("hog", pids=900))
 

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from nodeagent.act.eviction.container_removal import CleanupResult
-from nodeagent.act.eviction.evictor import EvictionOutcome
-from nodeagent.act.eviction.reclaimer import Reclaimed
-from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.eviction.container_removal import CleanupResult
+from nodeagent.eviction.evictor import EvictionOutcome
+from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.eviction.reclaimer import Reclaimed
+from nodeagent.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Observation
-from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from tests.unit.builders import MIB
 from tests.unit.daemon.eviction.eviction_node import DISK, LOW, NO_PRESSURE, Node, disk_node, run_pass, run_passes
 from tests.unit.plan.eviction.cases import at, disk, pod, read

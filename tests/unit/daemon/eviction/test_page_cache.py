@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.daemon.eviction.page_cache import PageCache
+from nodeagent.eviction.page_cache import PageCache
+from nodeagent.eviction.plan.cache_reclaim import PodCache
+from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.host.cgroups import CgroupCache
-from nodeagent.plan.eviction.cache_reclaim import PodCache
-from nodeagent.plan.eviction.policy import EvictionPolicy
 from tests.unit.builders import MIB
 from tests.unit.daemon.eviction.eviction_node import Node, run_pass
 from tests.unit.plan.eviction.cases import pod, read
 
 if TYPE_CHECKING:
-    from nodeagent.daemon.eviction.loop import EvictionLoop
+    from nodeagent.eviction.loop import EvictionLoop
     from nodeagent.model.pods import PodHandle, PodInventory
 
 

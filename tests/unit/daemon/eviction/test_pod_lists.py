@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.eviction.evictor import EvictionOutcome
 from nodeagent.errors import NodeAgentError
+from nodeagent.eviction.evictor import EvictionOutcome
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.preview import FALLING_S, SOONEST_S
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.preview import FALLING_S, SOONEST_S
 from tests.unit.daemon.eviction.eviction_node import LOW, Node, run_pass
 from tests.unit.plan.eviction.cases import pod, read
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from nodeagent.daemon.eviction.actions import PodMeasurement
 from nodeagent.errors import RuntimeRequestError
+from nodeagent.eviction.actions import PodMeasurement
 from tests.unit.daemon.eviction.eviction_node import Node, disk_node, run_pass
 from tests.unit.plan.eviction.cases import read
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.model.pressure import EmptyDirFacts, Observation, PodFacts
-from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.record import replace
 from tests.unit.daemon.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass, run_passes
 from tests.unit.plan.eviction.cases import disk, known, pod, read

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.act.eviction.api_evictor import KUBELET_FREED_WITHIN_S, RoleCleaner, RoleEvictor
-from nodeagent.act.eviction.container_removal import CleanupResult
 from nodeagent.errors import ApiServerUnavailableError
+from nodeagent.eviction.api_evictor import KUBELET_FREED_WITHIN_S, RoleCleaner, RoleEvictor
+from nodeagent.eviction.container_removal import CleanupResult
+from nodeagent.eviction.plan.effects import Victim
 from nodeagent.model import ContainerState
-from nodeagent.plan.eviction.effects import Victim
 from tests.support.virtual_time import play
 from tests.unit.act.eviction.api_evictions import Cluster
 from tests.unit.builders import container
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from nodeagent.daemon.eviction.loop import EvictionLoop
+    from nodeagent.eviction.loop import EvictionLoop
     from nodeagent.model import Container
     from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import Observation

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
-from nodeagent.daemon.eviction import signal_monitor
-from nodeagent.plan.eviction.preview import SOONEST_S
+from nodeagent.eviction import signal_monitor
+from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
+from nodeagent.eviction.plan.preview import SOONEST_S
 from tests.unit.daemon.eviction.eviction_node import Node, run_pass, run_passes
 from tests.unit.plan.eviction.cases import disk, pod, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nodeagent.daemon.eviction.loop import EvictionLoop
+    from nodeagent.eviction.loop import EvictionLoop
+    from nodeagent.eviction.plan.ranking import Eviction
+    from nodeagent.eviction.signals import SignalLayout
     from nodeagent.model.pods import PodHandle, PodInventory
-    from nodeagent.observe.eviction_signals import SignalLayout
-    from nodeagent.plan.eviction.ranking import Eviction
 
 ON_DISK = "memory.available<100Mi,nodefs.available<10%"
 UNDER_PRESSURE = frozenset({"measurement", "pass lock", "reclaim", "eviction", "record"})

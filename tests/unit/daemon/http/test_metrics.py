@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from nodeagent.act.agent import open_agent
-from nodeagent.config.eviction import EvictionSettings
-from nodeagent.config.loading import checked
-from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.metrics import OPENMETRICS, Exposition, SignalReader
-from nodeagent.daemon.passes import LoopStatuses, PassLock, Pause, PausedBy
-from nodeagent.host.signals import SignalPaths
+from nodeagent.eviction.kernel_signals import SignalPaths
+from nodeagent.eviction.plan.grammar import parse_thresholds
+from nodeagent.eviction.plan.relief import Unrelieved
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.settings import EvictionSettings
+from nodeagent.eviction.signals import SignalLayout, SignalReadings
+from nodeagent.gc.agent import open_agent
+from nodeagent.loops.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
 from nodeagent.model.pressure import FilesystemLayout, Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
-from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
-from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.eviction.relief import Unrelieved
-from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
+from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import METRICS, Kind
 from tests.sim.node import SimNode
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric as Family
 
-    from nodeagent.act.agent import Agent
+    from nodeagent.gc.agent import Agent
 
 T0 = datetime(2026, 1, 10, tzinfo=UTC)
 GIB = float(1 << 30)

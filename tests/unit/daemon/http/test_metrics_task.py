@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.loading import checked
-from nodeagent.config.metrics import Listen, MetricsSettings
-from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.connection import Deadlines
 from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsTask
-from nodeagent.daemon.passes import LoopStatuses, PassLock
+from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
+from nodeagent.settings.metrics import Listen, MetricsSettings
+from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock
 

@@ -14,12 +14,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from nodeagent.config.metrics import Listen
 from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsCertificate
 from nodeagent.errors import ConfigError
 from nodeagent.host.server_certificate import server_context
 from nodeagent.model.access import TlsFiles
 from nodeagent.record import replace
+from nodeagent.settings.metrics import Listen
 from tests.support.certificates import Authority
 from tests.unit.daemon.http.test_metrics_task import WITHIN_S, Served, serving
 

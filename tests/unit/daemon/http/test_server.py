@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.metrics import Listen
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
 from nodeagent.daemon.http.server import ConnectionLimits, HttpServer, bind
+from nodeagent.settings.metrics import Listen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeagent.config.loading import checked
-from nodeagent.config.metrics import MetricsSettings, parse_textfile
-from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.metrics import Exposition
 from nodeagent.daemon.http.textfile_task import NAME, TextfileTask
-from nodeagent.daemon.passes import Activity, LoopStatuses, PassLock
+from nodeagent.loops.passes import Activity, LoopStatuses, PassLock
 from nodeagent.record import replace
+from nodeagent.settings.loading import checked
+from nodeagent.settings.metrics import MetricsSettings, parse_textfile
+from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock
 

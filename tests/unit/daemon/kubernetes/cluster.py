@@ -10,14 +10,14 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.daemon.context import ShutdownAnnouncement
-from nodeagent.daemon.kubernetes.events import EventOutbox
-from nodeagent.daemon.kubernetes.session import NodeSession, SessionEnd, SessionParts
-from nodeagent.daemon.kubernetes.session_task import RegistrationReporter
-from nodeagent.daemon.passes import LoopStatuses
+from nodeagent.cluster.events import EventOutbox
+from nodeagent.cluster.node_session import NodeSession, SessionEnd, SessionParts
+from nodeagent.cluster.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
+from nodeagent.cluster.plan.registration import RegistrationPolicy
+from nodeagent.cluster.session_task import RegistrationReporter
+from nodeagent.loops.passes import LoopStatuses
+from nodeagent.loops.shutdown_announcement import ShutdownAnnouncement
 from nodeagent.model.kubernetes import Machine, NodeFacts
-from nodeagent.plan.kubernetes.registration import RegistrationPolicy
-from nodeagent.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.logging import StateLog

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nodeagent.clock import SystemClock
-from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.passes import LoopStatuses, PassLock
+from nodeagent.loops.passes import LoopStatuses, PassLock
+from nodeagent.settings.models import Config
 from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
     from tests.support.certificates import Authority
 
 WITHIN_S = 20

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.daemon.kubernetes import CONDITIONS
-from nodeagent.daemon.kubernetes.conditions import ConditionsTask
+from nodeagent.cluster import CONDITIONS
+from nodeagent.cluster.conditions import ConditionsTask
 from nodeagent.model.kubernetes import Machine
 from tests.support.api_server import NODES, ApiServer, Fault, serving_api
 from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.settings.settings import Settings
     from tests.support.certificates import Authority
 
 WITHIN_S = 20
@@ -35,7 +35,7 @@ KUBELET = [
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
     monkeypatch.setattr(ConditionsTask, "poll_s", 0.01)
 
 

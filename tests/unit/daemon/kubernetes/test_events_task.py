@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.daemon.kubernetes import EVENTS as TASK
-from nodeagent.daemon.kubernetes.events import EventsTask
-from nodeagent.daemon.kubernetes.task import RegistrationTask
-from nodeagent.daemon.passes import Activity
+from nodeagent.cluster import EVENTS as TASK
+from nodeagent.cluster.events import EventsTask
+from nodeagent.cluster.task import RegistrationTask
+from nodeagent.loops.passes import Activity
 from nodeagent.model.kubernetes import Machine
 from nodeagent.record import replace
 from tests.support.api_server import EVENTS, NODES, ApiServer, Fault, serving_api
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.settings.settings import Settings
     from tests.support.certificates import Authority
 
 MESSAGE = (
@@ -40,9 +40,9 @@ EVICTED = {**POD, "took_s": 1.5, "why": "low", "message": MESSAGE}
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: own)
-    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda *_: own)
-    monkeypatch.setattr("nodeagent.daemon.kubernetes.events.EVENT_POLL_S", 0.01)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda *_: own)
+    monkeypatch.setattr("nodeagent.cluster.events.EVENT_POLL_S", 0.01)
     monkeypatch.setattr(EventsTask, "poll_s", 0.01)
     server = ApiServer("publish_events")
     ids = {"machineID": "m", "systemUUID": "u"}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.daemon.kubernetes.failed_pods import FailedPodsTask
-from nodeagent.daemon.passes import Pause, PausedBy
+from nodeagent.cluster.failed_pods import FailedPodsTask
+from nodeagent.loops.passes import Pause, PausedBy
 from nodeagent.model.kubernetes import Machine
 from nodeagent.record import replace
 from tests.support.api_pods import pod
@@ -35,7 +35,7 @@ TERMINATED = {"name": "app", "state": {"terminated": {"exitCode": 137, "finished
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
     for name in ("poll_s", "list_interval_s", "between_deletions_s"):
         monkeypatch.setattr(FailedPodsTask, name, 0.01)
 

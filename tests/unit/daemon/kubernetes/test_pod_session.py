@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.daemon.kubernetes.pod_watch import EVENT_S, STORE_S, PodWatchParts, PodWatchSession
-from nodeagent.daemon.passes import LoopStatuses
+from nodeagent.cluster.pod_watch import EVENT_S, STORE_S, PodWatchParts, PodWatchSession
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError, StoreError
-from nodeagent.kube.pod_api import parse_event
 from nodeagent.kube.podspec import parse_listed_pod
+from nodeagent.loops.passes import LoopStatuses
 from nodeagent.model.pods import Completeness, PodSpec
-from nodeagent.observe.watched_pods import WatchedPods
-from nodeagent.plan.kubernetes.pod_watch import EventKind, PodEvent, compact, proof_problem
+from nodeagent.pods.plan.watch import EventKind, PodEvent, compact, proof_problem
+from nodeagent.pods.pod_api import parse_event
+from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.support.api_pods import Pods, pod

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.config.models import Config
+from nodeagent.cluster import POD_WATCH
+from nodeagent.cluster.pod_watch import PodWatchTask
 from nodeagent.config.validation import convert
-from nodeagent.daemon.kubernetes import POD_WATCH
-from nodeagent.daemon.kubernetes.pod_watch import PodWatchTask
-from nodeagent.daemon.passes import Activity
 from nodeagent.errors import ConfigError, StoreError
+from nodeagent.loops.passes import Activity
 from nodeagent.model.kubernetes import Machine
-from nodeagent.store.watched_pods import FILE_NAME, MAX_BYTES, read_watched_pods, write_watched_pods
+from nodeagent.pods.watched_file import FILE_NAME, MAX_BYTES, read_watched_pods, write_watched_pods
+from nodeagent.settings.models import Config
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, ApiServer, serving_api
 from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.settings.settings import Settings
     from tests.support.certificates import Authority
 
 WITHIN_S = 20
@@ -56,7 +56,7 @@ def server() -> ApiServer:
 async def test_pods_are_watched_and_stored_and_a_reload_ends_the_watch(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ApiServer
 ) -> None:
-    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: OWN)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: OWN)
     stream = io.StringIO()
     with serving_api(server, partial(authority.server_context, "server")) as url:
         settings = watching(authority, url, tmp_path)

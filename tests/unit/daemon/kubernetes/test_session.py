@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from nodeagent.daemon.kubernetes.session import SessionEnd
+from nodeagent.cluster.node_session import SessionEnd
+from nodeagent.cluster.plan.conditions import REPORT_S
+from nodeagent.cluster.plan.registration import RegistrationPolicy
 from nodeagent.model.pressure import NodeCondition
-from nodeagent.plan.kubernetes.conditions import REPORT_S
-from nodeagent.plan.kubernetes.registration import RegistrationPolicy
 from nodeagent.record import replace
 from tests.support.api_server import LEASES, NODES, Fault
 from tests.support.virtual_time import START

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from nodeagent.plan.kubernetes.registration import CORDONED_ANNOTATION as CORDONED
-from nodeagent.plan.kubernetes.registration import RegistrationPolicy
+from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION as CORDONED
+from nodeagent.cluster.plan.registration import RegistrationPolicy
 from tests.support.virtual_time import play
 from tests.unit.daemon.kubernetes.cluster import Cluster
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.config.models import Config
+from nodeagent.cluster import TAINTS
+from nodeagent.cluster.conditions import TaintsTask
+from nodeagent.cluster.session_task import START_FAILURES
 from nodeagent.config.validation import convert
-from nodeagent.daemon.kubernetes import TAINTS
-from nodeagent.daemon.kubernetes.conditions import TaintsTask
-from nodeagent.daemon.kubernetes.session_task import START_FAILURES
 from nodeagent.model.kubernetes import Machine
+from nodeagent.settings.models import Config
 from tests.support.api_server import NODES, ApiServer, Fault, Received, serving_api
 from tests.unit.daemon.kubernetes.tasks import context_of, settings_with, until
 from tests.unit.daemon.kubernetes.tasks import running as run_task
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.settings.settings import Settings
     from tests.support.certificates import Authority
 
 KEY = "nodeagent.dev/image-gc-degraded"
@@ -54,7 +54,7 @@ class ContestedServer(ApiServer):
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.observe.node_facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
     monkeypatch.setattr(TaintsTask, "poll_s", 0.01)
 
 
@@ -189,7 +189,7 @@ async def test_taint_of_an_earlier_run_is_removed_once_at_the_start_without_the_
 
 @pytest.fixture
 def immediate_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.plan.kubernetes.heartbeat.retry_delay_s", lambda _failures: 0.01)
+    monkeypatch.setattr("nodeagent.cluster.plan.heartbeat.retry_delay_s", lambda _failures: 0.01)
 
 
 @pytest.mark.parametrize("status", [401, 403])

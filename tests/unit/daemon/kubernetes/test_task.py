@@ -11,16 +11,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.clock import SystemClock
-from nodeagent.config.models import Config
+from nodeagent.cluster import NAME
+from nodeagent.cluster.plan.node_status import SHUTTING_DOWN
+from nodeagent.cluster.task import RUNTIME_LOST_S, FactsSource, LastFacts, RegistrationTask
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.kubernetes import NAME
-from nodeagent.daemon.kubernetes.task import RUNTIME_LOST_S, FactsSource, LastFacts, RegistrationTask
-from nodeagent.daemon.passes import Activity, LoopStatuses, PassLock, Pause, PausedBy
+from nodeagent.loops.passes import Activity, LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.model.kubernetes import Machine, NodeFacts
-from nodeagent.observe.node_role import RoleWatch
-from nodeagent.plan.node_status import SHUTTING_DOWN
+from nodeagent.pods.role import RoleWatch
 from nodeagent.record import replace
+from nodeagent.settings.models import Config
 from nodeagent.telemetry import logging as log
 from tests.support.api_server import LEASES, NODES, ApiServer, Fault, serving_api
 from tests.support.manual_clock import MIDNIGHT, ManualClock
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
     from tests.support.certificates import Authority
 
 WITHIN_S = 20

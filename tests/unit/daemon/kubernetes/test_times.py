@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.daemon.kubernetes.session import SessionEnd
+from nodeagent.cluster.node_session import SessionEnd
+from nodeagent.cluster.plan.events import EventQueue, add_event
 from nodeagent.model.pressure import NodeCondition
-from nodeagent.plan.kubernetes.events import EventQueue, add_event
 from nodeagent.record import replace
 from nodeagent.telemetry.counters import Counters
 from tests.support.api_server import LEASES, NODES

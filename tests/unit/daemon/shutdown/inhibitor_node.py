@@ -10,17 +10,17 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.clock import SystemClock
-from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.passes import LoopStatuses, PassLock
-from nodeagent.daemon.shutdown.environment import HostServices, Intervals
-from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.errors import InhibitorError
 from nodeagent.host.dbus import Bus, acquire_lock
-from nodeagent.observe.node_role import RoleWatch
+from nodeagent.loops.passes import LoopStatuses, PassLock
+from nodeagent.pods.role import RoleWatch
+from nodeagent.settings.models import Config
+from nodeagent.shutdown.environment import HostServices, Intervals
+from nodeagent.shutdown.state_file import ShutdownFiles
+from nodeagent.shutdown.task import InhibitorTask
 from nodeagent.store.history import History
-from nodeagent.store.shutdown import ShutdownFiles
 from nodeagent.telemetry import logging as log
 from tests.support.descriptor_store import CopyingStore
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.clock import Clock
-    from nodeagent.config.settings import Settings
     from nodeagent.model.stops import NodeStop, StopEnd
+    from nodeagent.settings.settings import Settings
     from tests.sim.server import SimServer
     from tests.support.login1 import Login1, PrivateBus
     from tests.unit.kubelet_double import KubeletDouble

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.daemon.context import AnnouncedPart
-from nodeagent.daemon.shutdown import session
+from nodeagent.loops.shutdown_announcement import AnnouncedPart
+from nodeagent.shutdown import session
 from tests.unit.daemon.shutdown.inhibitor_node import daemon_on, ready
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from nodeagent.daemon.passes import Activity, Pause, PausedBy
+from nodeagent.loops.passes import Activity, Pause, PausedBy
 from nodeagent.model import Role
 from tests.unit.daemon.shutdown.inhibitor_node import (
     QUICK,

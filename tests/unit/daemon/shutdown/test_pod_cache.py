@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from nodeagent.clock import SystemClock
-from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
-from nodeagent.daemon.shutdown import pods as pod_cache
-from nodeagent.daemon.shutdown.pods import PodRuntime
 from nodeagent.model import Role
+from nodeagent.settings.models import Config
+from nodeagent.shutdown import pods as pod_cache
+from nodeagent.shutdown.pods import PodRuntime
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer

@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 
-from nodeagent.act.shutdown import executor
 from nodeagent.clock import SystemClock
-from nodeagent.daemon.passes import Activity, LoopStatuses
-from nodeagent.daemon.shutdown import execution
-from nodeagent.daemon.shutdown import pods as pod_monitor
-from nodeagent.daemon.shutdown.pods import PodRuntime
-from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.host.systemd import STOPPING, UnitStop
+from nodeagent.loops.passes import Activity, LoopStatuses
 from nodeagent.model import PodOutcome
 from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.plan.shutdown import inhibitor
 from nodeagent.record import replace
+from nodeagent.shutdown import execution, executor
+from nodeagent.shutdown import pods as pod_monitor
+from nodeagent.shutdown.plan import inhibitor
+from nodeagent.shutdown.pods import PodRuntime
+from nodeagent.shutdown.stop_hook import stop_pods_at_unit_stop
 from tests.unit.daemon.shutdown.inhibitor_node import (
     BOOT,
     QUICK,

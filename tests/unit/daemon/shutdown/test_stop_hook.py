@@ -16,19 +16,19 @@ import pytest
 import pytest_asyncio
 
 from nodeagent.clock import SystemClock
-from nodeagent.config.models import Config
 from nodeagent.config.validation import convert
-from nodeagent.daemon.shutdown.recorder import STALLED_AFTER_S
-from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.errors import StoreError
 from nodeagent.host import kubelet_traces as kubelet_detection
 from nodeagent.host.systemd import STOPPING, UnitStop
+from nodeagent.loops.clock_reading import read_clocks
+from nodeagent.loops.pause_file import PauseFile, StoredPause
 from nodeagent.model import PodOutcome
 from nodeagent.model.stops import LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.record import replace
-from nodeagent.store.pause import PauseFile, StoredPause
-from nodeagent.store.shutdown import LOCK_FILE, ShutdownFiles
+from nodeagent.settings.models import Config
+from nodeagent.shutdown.recorder import STALLED_AFTER_S
+from nodeagent.shutdown.state_file import LOCK_FILE, ShutdownFiles
+from nodeagent.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.telemetry import logging as log
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from nodeagent.config.settings import Settings
+    from nodeagent.settings.settings import Settings
 
 BOOT = "11111111-0000"
 IMAGE = "registry.test/app:v1"

@@ -5,6 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent.eviction.plan.grammar import parse_thresholds
+from nodeagent.eviction.plan.memory_model import estimate_memory
+from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.state import EvictionState, evaluate
 from nodeagent.model.memory import MemoryCounters, NodeMemory, ReclaimActivity
 from nodeagent.model.pressure import (
     ContainerFacts,
@@ -19,19 +24,14 @@ from nodeagent.model.pressure import (
     QosClass,
     Signal,
 )
-from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.eviction.memory_model import estimate_memory
-from nodeagent.plan.eviction.planner import EvictionPlan, plan_eviction
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.state import EvictionState, evaluate
 from tests.unit.builders import MIB
 from tests.unit.builders import NOW as NOON
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.plan.eviction.thresholds import Threshold
+    from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.plan.thresholds import Threshold
 
 START_S: Final = 10_000.0
 POLICY: Final = EvictionPolicy()

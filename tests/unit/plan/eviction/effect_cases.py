@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from nodeagent.eviction.plan.effects import FREED_WITHIN_S, OutstandingEffect
+from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep, Shortage
 from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Signal
-from nodeagent.plan.eviction.effects import FREED_WITHIN_S, OutstandingEffect
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep, Shortage
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import at
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.model.pressure import FilesystemRole
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from tests.unit.plan.eviction.cases import thresholds
 
 

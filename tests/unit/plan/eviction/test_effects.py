@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Signal
-from nodeagent.plan.eviction.effects import (
+from nodeagent.eviction.plan.effects import (
     FREED_WITHIN_S,
     STALL_WINDOW_S,
     UNTIL_CLEARED_S,
@@ -26,17 +25,18 @@ from nodeagent.plan.eviction.effects import (
     update_effects,
     withholding,
 )
-from nodeagent.plan.eviction.ranking import Placement
-from nodeagent.plan.eviction.readings import ThresholdStatus
-from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep, Shortage, shortage_of
-from nodeagent.plan.eviction.state import EvictionState, begin_eviction, drop_eviction, evaluate
+from nodeagent.eviction.plan.ranking import Placement
+from nodeagent.eviction.plan.readings import ThresholdStatus
+from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep, Shortage, shortage_of
+from nodeagent.eviction.plan.state import EvictionState, begin_eviction, drop_eviction, evaluate
+from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Signal
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import POLICY, SINGLE, at, disk, planned, pod, read, thresholds
 from tests.unit.plan.eviction.effect_cases import DEDICATED, EVERYTHING, SPLIT, START_S, effect, effects
 
 if TYPE_CHECKING:
-    from nodeagent.plan.eviction.planner import EvictionPlan
+    from nodeagent.eviction.plan.planner import EvictionPlan
 
 
 def ends(one: OutstandingEffect, available_mib: float, seconds: float) -> EffectEnd | None:

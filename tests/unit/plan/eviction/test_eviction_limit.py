@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.reclaim import reclaim_steps
+from nodeagent.eviction.plan.state import EvictionState, record_eviction
+from nodeagent.model.decision import ReasonCode
 from nodeagent.model.pressure import EmptyDirFacts
-from nodeagent.plan.decision import ReasonCode
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.reclaim import reclaim_steps
-from nodeagent.plan.eviction.state import EvictionState, record_eviction
 from nodeagent.record import replace
 from tests.unit.plan.eviction.cases import (
     EMPTY_STATE,

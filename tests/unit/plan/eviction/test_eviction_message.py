@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.kube.podspec import parse_pod
 from nodeagent.model.pods import PodReading
 from nodeagent.model.pressure import Footprint
-from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import container, disk, planned, pod, read, thresholds

@@ -8,6 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nodeagent.eviction.plan.local_storage import find_violation
+from nodeagent.eviction.plan.planner import plan_eviction
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.ranking import rank_pods
+from nodeagent.eviction.plan.reclaim import reclaim_steps
+from nodeagent.eviction.plan.state import EvictionState, evaluate
+from nodeagent.eviction.plan.thresholds import MEANINGS, Amount, Threshold, Unit
+from nodeagent.model.decision import Verdict
 from nodeagent.model.pods import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.model.pressure import (
     UNKNOWN,
@@ -25,22 +33,14 @@ from nodeagent.model.pressure import (
     Resource,
     Signal,
 )
-from nodeagent.plan.decision import Verdict
-from nodeagent.plan.eviction.local_storage import find_violation
-from nodeagent.plan.eviction.planner import plan_eviction
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.ranking import rank_pods
-from nodeagent.plan.eviction.reclaim import reclaim_steps
-from nodeagent.plan.eviction.state import EvictionState, evaluate
-from nodeagent.plan.eviction.thresholds import MEANINGS, Amount, Threshold, Unit
 from nodeagent.record import replace
 from tests.unit.plan.eviction.cases import at
 
 if TYPE_CHECKING:
     import random
 
-    from nodeagent.plan.eviction.planner import EvictionPlan
-    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.eviction.plan.planner import EvictionPlan
+    from nodeagent.eviction.plan.state import Evaluation
 
 EXAMPLES = settings(suppress_health_check=[HealthCheck.too_slow])
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.eviction.plan.grammar import parse_thresholds
+from nodeagent.eviction.plan.thresholds import find_contradictions, for_layout, in_order
 from nodeagent.model.pressure import FilesystemLayout, Measurand, Signal
-from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.eviction.thresholds import find_contradictions, for_layout, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.plan.eviction.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold
 
 MIB = 2**20
 

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.memory import ArcSize, MemoryCounters, MemoryPart, NodeMemory, PodsMemory, ReclaimActivity
-from nodeagent.model.pressure import Observation, Signal
-from nodeagent.plan.eviction.memory_model import (
+from nodeagent.eviction.plan.memory_model import (
     estimate_memory,
     is_disputed,
     is_near,
@@ -18,7 +16,9 @@ from nodeagent.plan.eviction.memory_model import (
     lowest_estimate,
     memory_parts,
 )
-from nodeagent.plan.eviction.preview import SOONEST_S, WHILE_MET_S, next_poll_s
+from nodeagent.eviction.plan.preview import SOONEST_S, WHILE_MET_S, next_poll_s
+from nodeagent.model.memory import ArcSize, MemoryCounters, MemoryPart, NodeMemory, PodsMemory, ReclaimActivity
+from nodeagent.model.pressure import Observation, Signal
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import at, evaluated, thresholds

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.plan.eviction.readings import validate
+from nodeagent.eviction.plan.readings import validate
 from tests.unit.plan.eviction.cases import at, evaluated, read
 
 if TYPE_CHECKING:

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.eviction.plan.effects import OutstandingEffect, effects_of_eviction, withholding
+from nodeagent.eviction.plan.ranking import Placement, usage_of
+from nodeagent.eviction.plan.reclaim import Shortage, reclaim_steps
+from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.plan.thresholds import for_layout
 from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherImageFilesystem, Resource, Signal
-from nodeagent.plan.eviction.effects import OutstandingEffect, effects_of_eviction, withholding
-from nodeagent.plan.eviction.ranking import Placement, usage_of
-from nodeagent.plan.eviction.reclaim import Shortage, reclaim_steps
-from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.plan.eviction.thresholds import for_layout
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import at, disk, evaluated, planned, pod, read, reasons, thresholds, victim
 
 if TYPE_CHECKING:
+    from nodeagent.eviction.plan.planner import EvictionPlan
+    from nodeagent.eviction.plan.thresholds import Threshold
     from nodeagent.model.pressure import Observation, PodFacts
-    from nodeagent.plan.eviction.planner import EvictionPlan
-    from nodeagent.plan.eviction.thresholds import Threshold
 
 FIRST_DEVICE = 1
 KATA = OtherImageFilesystem("/kata", 2, frozenset({"kata"}))

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.eviction.plan.planner import effective_grace_s, plan_eviction
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.model.decision import Verdict
 from nodeagent.model.pressure import UNKNOWN, FactSource, PodLifecycle, QosClass
-from nodeagent.plan.decision import Verdict
-from nodeagent.plan.eviction.planner import effective_grace_s, plan_eviction
-from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import (
@@ -31,7 +31,7 @@ from tests.unit.plan.eviction.planner_cases import ALL_STEPS, SOFT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.plan.eviction.planner import EvictionPlan
+    from nodeagent.eviction.plan.planner import EvictionPlan
 
 
 @pytest.mark.difference("unmeasured-pod", "protected-pods")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.eviction.preview import FALLING_S, SOONEST_S, WHILE_MET_S, is_soon_exhausted, next_poll_s
+from nodeagent.eviction.plan.preview import FALLING_S, SOONEST_S, WHILE_MET_S, is_soon_exhausted, next_poll_s
 from tests.unit.plan.eviction.cases import evaluated, read, thresholds
 
 GIB_MIB = 1024.0

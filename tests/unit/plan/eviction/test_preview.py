@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.preview import first_victim, pods_over_limits
 from nodeagent.model.pressure import FilesystemLayout, PodUsage
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.preview import first_victim, pods_over_limits
 from tests.unit.plan.eviction.cases import evaluated, known, pod, read
 
 POLICY = EvictionPolicy()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.eviction.plan.ranking import Placement, freed_by_eviction, rank_pods, usage_of
 from nodeagent.model.pressure import FactSource, FilesystemLayout, Footprint, PodLifecycle, PodUsage, Signal
-from nodeagent.plan.eviction.ranking import Placement, freed_by_eviction, rank_pods, usage_of
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import SINGLE, disk, known, pod

@@ -11,7 +11,7 @@ from tests.unit.plan.eviction.cases import SINGLE, disk, evaluated, planned, pod
 from tests.unit.plan.eviction.planner_cases import ALL_STEPS, steps
 
 if TYPE_CHECKING:
-    from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.eviction.plan.reclaim import ReclaimStep
 
 
 SPLIT, DEDICATED = FilesystemLayout.SPLIT, FilesystemLayout.DEDICATED_IMAGEFS

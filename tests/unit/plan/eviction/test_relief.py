@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.relief import SAMPLE_EVERY_S, UsageSample, add_sample
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.relief import SAMPLE_EVERY_S, UsageSample, add_sample
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import EMPTY_STATE, at, disk, planned, pod, read, reasons, thresholds, victim
@@ -18,9 +18,9 @@ from tests.unit.plan.eviction.effect_cases import EVERYTHING, effect
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from nodeagent.eviction.plan.effects import OutstandingEffect
+    from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.model.pressure import Observation, PodFacts
-    from nodeagent.plan.eviction.effects import OutstandingEffect
-    from nodeagent.plan.eviction.planner import EvictionPlan
 
 DISK = "imagefs.available"
 MEMORY = "memory.available"

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.preview import next_poll_s
+from nodeagent.eviction.plan.state import Evaluation, EvictionState, evaluate, record_eviction
+from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.model.pressure import NodeCondition, Observation, Signal
-from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.preview import next_poll_s
-from nodeagent.plan.eviction.state import Evaluation, EvictionState, evaluate, record_eviction
-from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import EMPTY_STATE, POLICY, at, evaluated, read, thresholds
 
 if TYPE_CHECKING:
-    from nodeagent.plan.eviction.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold
 
 SOFT = thresholds("", soft="memory.available<100Mi", soft_grace_period="memory.available=90s")
 RECLAIM = thresholds(minimum_reclaim="memory.available=50Mi")

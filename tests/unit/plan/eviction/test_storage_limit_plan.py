@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.model.pressure import UNKNOWN, EmptyDirFacts, FilesystemLayout, PodUsage
-from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import SINGLE, container, evaluated, known, planned, pod, read, reasons, victim

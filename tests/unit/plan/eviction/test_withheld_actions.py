@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.eviction.plan.effects import OutstandingEffect, withholding
+from nodeagent.eviction.plan.reclaim import Shortage, shortage_of
+from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.model.pressure import FilesystemLayout, Signal
-from nodeagent.plan.eviction.effects import OutstandingEffect, withholding
-from nodeagent.plan.eviction.reclaim import Shortage, shortage_of
-from nodeagent.plan.eviction.thresholds import MEANINGS
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import (
@@ -29,7 +29,7 @@ from tests.unit.plan.eviction.cases import (
 from tests.unit.plan.eviction.effect_cases import DEDICATED, EVERYTHING, effect, effects
 
 if TYPE_CHECKING:
-    from nodeagent.plan.eviction.planner import EvictionPlan
+    from nodeagent.eviction.plan.planner import EvictionPlan
 
 
 LIMITS = "memory.available<100Mi,nodefs.available<100Mi,imagefs.available<100Mi"

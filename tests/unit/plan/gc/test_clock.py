@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.leaks import plan_leaks
+from nodeagent.gc.plan.planner import plan_all, plan_containers
+from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from nodeagent.model import ClockTrust, NodeSnapshot, PieceKind, StoredPiece, UnreferencedPiece
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.leaks import plan_leaks
-from nodeagent.plan.gc.planner import plan_all, plan_containers
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,

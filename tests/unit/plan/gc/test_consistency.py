@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.gc.plan.consistency import RuntimeLists, SuspicionKind, find_suspicions, persistent
+from nodeagent.gc.plan.planner import plan_all
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
 from nodeagent.model import ContainerState, ListContradiction
-from nodeagent.plan.decision import ReasonCode
-from nodeagent.plan.gc.consistency import RuntimeLists, SuspicionKind, find_suspicions, persistent
-from nodeagent.plan.gc.planner import plan_all
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
+from nodeagent.model.decision import ReasonCode
 from nodeagent.record import replace
 from tests.unit.builders import container, filesystem, image, log_directory, log_link, sandbox, snapshot
 

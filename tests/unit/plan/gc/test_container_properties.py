@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.gc.plan.containers import plan_container_gc
+from nodeagent.gc.plan.planner import plan_all
 from nodeagent.model import ContainerState, NodeSnapshot, Role
-from nodeagent.plan.gc.containers import plan_container_gc
-from nodeagent.plan.gc.planner import plan_all
-from nodeagent.plan.pods.deletion import check_pods, pod_uid_of
+from nodeagent.pods.plan.deletion import check_pods, pod_uid_of
 from nodeagent.record import replace
 from tests.unit.builders import NOW, removed
 from tests.unit.gc_strategies import EXAMPLES, container_policies, nodes, policies
 
 if TYPE_CHECKING:
-    from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy
+    from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy
 
 
 @EXAMPLES

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from nodeagent.gc.plan.containers import plan_container_gc
+from nodeagent.gc.plan.policy import ContainerGCPolicy
 from nodeagent.model import ContainerState, Role
-from nodeagent.plan.decision import Verdict
-from nodeagent.plan.gc.containers import plan_container_gc
-from nodeagent.plan.gc.policy import ContainerGCPolicy
+from nodeagent.model.decision import Verdict
 from nodeagent.record import replace
 from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot, synced
 

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.act.gc.pass_state import plans_by_loop
+from nodeagent.gc.pass_state import plans_by_loop
+from nodeagent.gc.plan.explanation import Explanation, condition_of, explain, image_condition
+from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.gc.plan.planner import plan_all
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
 from nodeagent.model import ContainerState, Hold, NodeSnapshot, ReferenceKind
-from nodeagent.plan.decision import Reason, ReasonCode, Verdict
-from nodeagent.plan.gc.explanation import Explanation, condition_of, explain, image_condition
-from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.planner import plan_all
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
+from nodeagent.model.decision import Reason, ReasonCode, Verdict
 from nodeagent.record import replace
 from nodeagent.text import escape
 from tests.unit.builders import (

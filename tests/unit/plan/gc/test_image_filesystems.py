@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.planner import plan_all
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
 from nodeagent.model import ImageFilesystem, ReferenceKind, StorageGraph
+from nodeagent.model.decision import FilesystemTarget, ReasonCode
 from nodeagent.model.pods import PodList, PodListSource
-from nodeagent.plan.decision import FilesystemTarget, ReasonCode
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.planner import plan_all
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,

@@ -7,14 +7,14 @@ from datetime import timedelta
 
 import pytest
 
+from nodeagent.gc.plan.image_origin import Irreplaceable
+from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.gc.plan.image_users import find_users
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.keep_rules import KEEP_RULES, first_keep_reasons, keep_context, keep_reasons
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.model import Hold, Image, NodeSnapshot, PodImages
-from nodeagent.plan.decision import Reason, ReasonCode
-from nodeagent.plan.gc.image_origin import Irreplaceable
-from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.image_users import find_users
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.keep_rules import KEEP_RULES, first_keep_reasons, keep_context, keep_reasons
-from nodeagent.plan.gc.policy import ImageGCPolicy
+from nodeagent.model.decision import Reason, ReasonCode
 from tests.unit.builders import NOW, container, digest, filesystem, image, snapshot, used
 
 PROTECTION = ProtectionPolicy((parse_rule("r.io/*"),), irreplaceable=Irreplaceable.NEVER)
@@ -69,7 +69,7 @@ def test_reason_code_belongs_to_one_rule() -> None:
 
 @pytest.mark.parametrize("position", range(len(KEEP_RULES)))
 def test_reason_is_that_of_the_first_rule_that_keeps_the_image(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.plan.gc.keep_rules.KEEP_RULES", KEEP_RULES[position:])
+    monkeypatch.setattr("nodeagent.gc.plan.keep_rules.KEEP_RULES", KEEP_RULES[position:])
     observed = node()
     context = keep_context(observed, PROTECTION, find_users(observed), failed={"all": "busy"}, only=frozenset({"one"}))
     assert first_keep_reasons(context)["all"].code.value == PRECEDENCE[position]

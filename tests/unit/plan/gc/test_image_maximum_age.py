@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.policy import ImageGCPolicy
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.record import replace
 from tests.unit.builders import DAY_S, MIB, ago, codes, decided, filesystem, removed
 from tests.unit.image_nodes import aged, node

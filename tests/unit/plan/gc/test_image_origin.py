@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.gc.plan.image_origin import Irreplaceable, irreplaceable_images
+from nodeagent.gc.plan.image_protection import ProtectionPolicy
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.model import Image, NodeSnapshot
-from nodeagent.plan.decision import ReasonCode
-from nodeagent.plan.gc.image_origin import Irreplaceable, irreplaceable_images
-from nodeagent.plan.gc.image_protection import ProtectionPolicy
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.policy import ImageGCPolicy
+from nodeagent.model.decision import ReasonCode
 from nodeagent.record import replace
 from tests.unit.builders import DAY_S, codes, decided, digest, filesystem, image, pulled_from, removed, snapshot, used
 

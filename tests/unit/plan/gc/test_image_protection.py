@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nodeagent.gc.plan.image_protection import Matcher, ProtectionPolicy, RuleKind, parse_rule
+from nodeagent.linear_expression import glob_search
 from nodeagent.model import Image, ImageUsage
-from nodeagent.plan.gc.image_protection import Matcher, ProtectionPolicy, RuleKind, parse_rule
-from nodeagent.plan.gc.linear_expression import glob_search
 from tests.unit.builders import ago, used
 
 HEX = "0123456789abcdef" * 4

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.gc.plan.image_users import images_in_use
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.model import ContainerState, Image
-from nodeagent.plan.decision import ReasonCode, Verdict
-from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.image_users import images_in_use
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.policy import ImageGCPolicy
+from nodeagent.model.decision import ReasonCode, Verdict
 from nodeagent.runtime.containerd_records import StoredContainer
 from nodeagent.runtime.image_records import unlisted_containers
 from tests.unit.builders import MIB, codes, container, decided, filesystem, image, removed, sandbox, used
 from tests.unit.image_nodes import POLICY, aged, node
 
 if TYPE_CHECKING:
-    from nodeagent.plan.decision import Plan
+    from nodeagent.model.decision import Plan
 
 
 class TestInUse:

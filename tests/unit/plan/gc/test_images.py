@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.gc.plan.image_targets import SpaceNeeded
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import Spent
 from nodeagent.model import Image, NodeSnapshot
-from nodeagent.plan.decision import Accounting, ReasonCode
-from nodeagent.plan.gc.image_targets import SpaceNeeded
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.policy import Spent
+from nodeagent.model.decision import Accounting, ReasonCode
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
@@ -31,7 +31,7 @@ from tests.unit.builders import (
 from tests.unit.image_nodes import POLICY, aged, node
 
 if TYPE_CHECKING:
-    from nodeagent.plan.decision import Plan
+    from nodeagent.model.decision import Plan
 
 
 @pytest.mark.parametrize(

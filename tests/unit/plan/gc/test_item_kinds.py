@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.plan.decision import ItemKind
+from nodeagent.model.decision import ItemKind
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.gc.plan.image_users import find_users
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.planner import plan_all, plan_containers, project_with_users
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
 from nodeagent.model import ReferenceKind
-from nodeagent.plan.gc.image_users import find_users
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.planner import plan_all, plan_containers, project_with_users
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
@@ -35,8 +35,8 @@ from tests.unit.builders import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nodeagent.gc.plan.planner import GCPlan
     from nodeagent.model import FsObservation, NodeSnapshot
-    from nodeagent.plan.gc.planner import GCPlan
 
 POLICY = GCPolicy(images=ImageGCPolicy(minimum_age_s=0))
 NODE: dict[str, Any] = {

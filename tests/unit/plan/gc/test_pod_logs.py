@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.gc.plan.pod_logs import plan_pod_logs
+from nodeagent.gc.plan.policy import PodLogPolicy
 from nodeagent.model import ContainerState, LogOpeners, Role
-from nodeagent.plan.gc.pod_logs import plan_pod_logs
-from nodeagent.plan.gc.policy import PodLogPolicy
-from nodeagent.plan.pods.deletion import check_pods
+from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
@@ -29,7 +29,7 @@ from tests.unit.builders import (
 API_UID = "0f3b5c1e-7a61-4d0e-9f0e-1c2d3e4f5a6b"
 
 if TYPE_CHECKING:
-    from nodeagent.plan.decision import Plan
+    from nodeagent.model.decision import Plan
 
 CID = "c0ffee" + "0" * 58
 ALL_REMOVED: dict[str, Any] = {"removed_containers": frozenset({"c"}), "removed_sandboxes": frozenset({"sb-web"})}

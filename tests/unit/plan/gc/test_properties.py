@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.act.gc.pass_state import Preview, plans_for
+from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.pass_state import Preview, plans_for
+from nodeagent.gc.plan.image_users import images_in_use
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.planner import GCPlan, plan_all
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope, Spent
 from nodeagent.model import (
     Container,
     ContainerState,
@@ -21,12 +25,8 @@ from nodeagent.model import (
     StorageGraph,
     StoredPiece,
 )
-from nodeagent.plan.decision import Accounting, ItemKind, Plan, Verdict
-from nodeagent.plan.gc.image_users import images_in_use
-from nodeagent.plan.gc.images import plan_image_gc
-from nodeagent.plan.gc.planner import GCPlan, plan_all
-from nodeagent.plan.gc.policy import GCPolicy, ImageGCPolicy, Scope, Spent
-from nodeagent.plan.pods.deletion import check_pods
+from nodeagent.model.decision import Accounting, ItemKind, Plan, Verdict
+from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW, ago, filesystem, removed, snapshot
 from tests.unit.gc_strategies import EXAMPLES, image_policies, nodes, policies

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.config.models import Config
+from nodeagent.gc.plan.containers import plan_sandbox_gc
+from nodeagent.gc.plan.policy import SandboxGCPolicy
 from nodeagent.model import Role
-from nodeagent.plan.gc.containers import plan_sandbox_gc
-from nodeagent.plan.gc.policy import SandboxGCPolicy
-from nodeagent.plan.pods.deletion import check_pods
+from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
+from nodeagent.settings.models import Config
 from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot
 
 if TYPE_CHECKING:
-    from nodeagent.plan.decision import Plan
+    from nodeagent.model.decision import Plan
 
 BESIDE: dict[str, Any] = {"role": Role.BESIDE_KUBELET}
 

@@ -10,22 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.act.gc.pass_state import Preview, plans_for_saved
 from nodeagent.api.codec import encode
-from nodeagent.api.undo import encode_saved_plan
-from nodeagent.plan.decision import Verdict
-from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.planner import plan_all
-from nodeagent.plan.gc.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, Scope
-from nodeagent.plan.gc.saved_plan import (
-    SavedPlan,
-    compare,
-    item_digests,
-    parse_plan,
-    plan_id,
-    refusal_of,
-    seal,
-)
+from nodeagent.gc.documents.undo import encode_saved_plan
+from nodeagent.gc.pass_state import Preview, plans_for_saved
+from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.gc.plan.planner import plan_all
+from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, Scope
+from nodeagent.gc.plan.saved_plan import SavedPlan, compare, item_digests, parse_plan, plan_id, refusal_of, seal
+from nodeagent.model.decision import Verdict
 from nodeagent.record import replace
 from tests.unit.builders import NOW, container, filesystem, image, log_directory, sandbox, snapshot, used
 

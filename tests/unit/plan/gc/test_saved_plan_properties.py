@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.gc.pass_state import plans_for, plans_for_saved
+from nodeagent.gc.pass_state import plans_for, plans_for_saved
+from nodeagent.gc.plan.keep_rules import keep_reasons
+from nodeagent.gc.plan.planner import plan_containers
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.gc.plan.saved_plan import SavedItem, SavedPlan, item_digests
 from nodeagent.model import ImageUsage, NodeSnapshot
-from nodeagent.plan.decision import ItemKind, Plan, Verdict
-from nodeagent.plan.gc.keep_rules import keep_reasons
-from nodeagent.plan.gc.planner import plan_containers
-from nodeagent.plan.gc.policy import Scope
-from nodeagent.plan.gc.saved_plan import SavedItem, SavedPlan, item_digests
+from nodeagent.model.decision import ItemKind, Plan, Verdict
 from tests.unit.builders import NOW, removed
 from tests.unit.gc_strategies import EXAMPLES, PODS, image_id, nodes, policies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nodeagent.plan.gc.policy import GCPolicy
+    from nodeagent.gc.plan.policy import GCPolicy
 
 
 ANY_ID = st.one_of(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nodeagent.gc.plan.breakdown import MeasuredUsage, Part, Walk, break_down, sharing_tree
 from nodeagent.model import ContainerState, ReferenceKind, UnreferencedPiece
-from nodeagent.plan.gc.breakdown import MeasuredUsage, Part, Walk, break_down, sharing_tree
 from tests.unit.builders import MIB, container, filesystem, graph, image, piece, sandbox, snapshot, used
 
 PIECES = [

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.plan.gc.policy import Scope
-from nodeagent.plan.kubernetes.conditions import (
+from nodeagent.cluster.plan.conditions import (
     MAX_MESSAGE,
     PREFIX,
     REPORT_S,
@@ -22,6 +20,8 @@ from nodeagent.plan.kubernetes.conditions import (
     is_due,
     own_conditions,
 )
+from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.plan.policy import Scope
 
 if TYPE_CHECKING:
     from nodeagent.model.kubernetes import StatusCondition

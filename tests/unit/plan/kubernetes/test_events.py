@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.kubernetes.events import (
+from nodeagent.cluster.plan.events import (
     BURST,
     MAX_PENDING,
     POD_SELECTED,

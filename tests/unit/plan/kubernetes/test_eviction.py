@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.pods import PodSpec
-from nodeagent.plan.kubernetes.eviction import (
+from nodeagent.eviction.plan.api_eviction import (
     LAST_DELAY_S,
     MAX_REMEMBERED,
     RESERVED_S,
@@ -24,6 +23,7 @@ from nodeagent.plan.kubernetes.eviction import (
     held_back,
     remember,
 )
+from nodeagent.model.pods import PodSpec
 from nodeagent.record import replace
 
 BUDGET = Answer(429, causes=("DisruptionBudget",), text="The disruption budget webpdb needs 2 healthy pods")

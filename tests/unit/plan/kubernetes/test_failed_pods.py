@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.plan.kubernetes.failed_pods import MAX_DELETIONS, FailedPod, Verdict, decide, plan_deletions
+from nodeagent.cluster.plan.failed_pods import MAX_DELETIONS, FailedPod, Verdict, decide, plan_deletions
 from nodeagent.record import replace
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)

@@ -11,18 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.kubernetes import (
-    ContainerImage,
-    Lease,
-    LeaseSpec,
-    Node,
-    NodeAddress,
-    NodeStatus,
-    NodeSystemInfo,
-    ObjectMeta,
-    StatusCondition,
-)
-from nodeagent.plan.kubernetes.heartbeat import (
+from nodeagent.cluster.plan.heartbeat import (
     LeaseSighting,
     ReportMemory,
     ReportReason,
@@ -34,6 +23,17 @@ from nodeagent.plan.kubernetes.heartbeat import (
     retry_delay_s,
     sight_lease,
     status_patch,
+)
+from nodeagent.model.kubernetes import (
+    ContainerImage,
+    Lease,
+    LeaseSpec,
+    Node,
+    NodeAddress,
+    NodeStatus,
+    NodeSystemInfo,
+    ObjectMeta,
+    StatusCondition,
 )
 
 RECORDED = json.loads((Path(__file__).parents[3] / "data/kubernetes/lease.json").read_text())

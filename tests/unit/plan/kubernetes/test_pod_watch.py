@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.errors import ApiServerRefusedError
-from nodeagent.kube.pod_api import parse_event
 from nodeagent.kube.podspec import parse_listed_pod
 from nodeagent.model.pods import Completeness, PodListSource, PodSpec
-from nodeagent.plan.kubernetes.pod_watch import (
+from nodeagent.pods.plan.watch import (
     FRESH_S,
     LAST_RETRY_S,
     MAX_DELETED,
@@ -38,6 +37,7 @@ from nodeagent.plan.kubernetes.pod_watch import (
     restored,
     retry_s,
 )
+from nodeagent.pods.pod_api import parse_event
 from nodeagent.record import replace
 from tests.support.api_pods import SELECTOR, Pods, pod
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.kubernetes import Node, NodeSpec, NodeStatus, NodeSystemInfo, ObjectMeta, Taint
-from nodeagent.plan.kubernetes.registration import (
+from nodeagent.cluster.plan.registration import (
     RegistrationPolicy,
     RegistrationVerdict,
     plan_registration,
     unproven_because,
 )
+from nodeagent.model.kubernetes import Node, NodeSpec, NodeStatus, NodeSystemInfo, ObjectMeta, Taint
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 OWN = Node(

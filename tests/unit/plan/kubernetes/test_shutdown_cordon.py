@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nodeagent.cluster.plan.registration import is_cordoned_for_shutdown, plan_cordon, plan_uncordon
 from nodeagent.model.kubernetes import Node, NodeSpec, ObjectMeta
-from nodeagent.plan.kubernetes.registration import is_cordoned_for_shutdown, plan_cordon, plan_uncordon
 
 CORDONED = "nodeagent.dev/cordoned"
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.kubernetes import Node, NodeSpec, ObjectMeta, Taint
-from nodeagent.plan.kubernetes.conditions import (
+from nodeagent.cluster.plan.conditions import (
     TYPES,
     LoopResult,
     desired_effects,
@@ -16,7 +15,8 @@ from nodeagent.plan.kubernetes.conditions import (
     plan_taints,
     trial_patch,
 )
-from nodeagent.plan.kubernetes.registration import TAINT_EFFECTS, TAINT_KEYS
+from nodeagent.cluster.plan.registration import TAINT_EFFECTS, TAINT_KEYS
+from nodeagent.model.kubernetes import Node, NodeSpec, ObjectMeta, Taint
 
 IMAGES, CONTAINERS = TAINT_KEYS.values()
 OWN = Taint(key=IMAGES, effect="NoSchedule", time_added="2026-11-23T12:00:00Z")

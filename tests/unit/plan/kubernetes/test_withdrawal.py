@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.plan.conditions import plan_withdrawal
 from nodeagent.model.kubernetes import Node, NodeSpec, NodeStatus, ObjectMeta, StatusCondition, Taint
-from nodeagent.plan.kubernetes.conditions import plan_withdrawal
 
 OWN_TAINTS = (
     Taint(key="nodeagent.dev/no-kubelet", effect="NoSchedule"),

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.config.loading import load
-from nodeagent.model import Role
-from nodeagent.plan.kubernetes.rules import SETTINGS, STATE, host_paths, role_documents
-from nodeagent.plan.kubernetes.workloads import (
+from nodeagent.cluster.plan.rules import SETTINGS, STATE, host_paths, role_documents
+from nodeagent.cluster.plan.workloads import (
     API_FEATURES,
     CAPABILITIES,
     IN_CLUSTER,
@@ -20,7 +18,9 @@ from nodeagent.plan.kubernetes.workloads import (
     daemon_set_objects,
     static_pod,
 )
+from nodeagent.model import Role
 from nodeagent.record import replace
+from nodeagent.settings.loading import load
 
 UNIT = (Path(__file__).parents[4] / "systemd/nodeagent.service").read_text()
 WORKLOAD = Workload("registry.example.com/nodeagent:1", "1.2.3")

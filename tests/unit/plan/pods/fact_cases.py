@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
 from nodeagent.model.pressure import FactSource, PodFacts
-from nodeagent.plan.eviction.policy import EvictionPolicy, Protection
 
 K, M, C, I, A = (  # noqa: E741 - short names for tables of sources
     FactSource.KUBELET,

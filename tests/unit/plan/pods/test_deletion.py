@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.model import ContainerState, PodList, Role
 from nodeagent.model.runtime import ANNOTATION_SOURCE
-from nodeagent.plan.pods.deletion import check_pods, checked_pod_list, is_in_pod_list
+from nodeagent.pods.plan.deletion import check_pods, checked_pod_list, is_in_pod_list
 from nodeagent.record import replace
 from tests.unit.builders import ago, container, kubelet_list, sandbox, snapshot, synced
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nodeagent.model import ContainerState
 from nodeagent.model.pods import CRITICAL_PRIORITY
 from nodeagent.model.pressure import Fact, FactSource, PodFacts, PodLifecycle, QosClass
-from nodeagent.plan.pods.definitions import SpecIndex
-from nodeagent.plan.pods.facts import merge_facts
+from nodeagent.pods.plan.definitions import SpecIndex
+from nodeagent.pods.plan.facts import merge_facts
 from tests.unit.builders import MIB
 from tests.unit.plan.pod_cases import UID, merged, runtime_pod, spec, traits
 from tests.unit.plan.pods.fact_cases import A, C, K, M, kept

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.pressure import UNKNOWN, Fact, FactSource, QosClass
-from nodeagent.plan.pods.inference import (
+from nodeagent.pods.plan.inference import (
     inconsistencies,
     infer_critical,
     infer_qos,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nodeagent.plan.pods.definitions import SpecIndex
-from nodeagent.plan.pods.inference import shutdown_pods
+from nodeagent.pods.plan.definitions import SpecIndex
+from nodeagent.pods.plan.inference import shutdown_pods
 from tests.unit.plan.pod_cases import API, UID, merged, runtime_pod, spec, traits
 from tests.unit.plan.pods.fact_cases import FILE
 

@@ -8,18 +8,11 @@ from hypothesis import strategies as st
 
 from nodeagent.model import ShutdownPod
 from nodeagent.model.pods import CRITICAL_PRIORITY
-from nodeagent.plan.shutdown.budget import DelayLimit, ShutdownBudget, shutdown_budget
-from nodeagent.plan.shutdown.phases import (
-    Phase,
-    Selector,
-    check_phases,
-    two_bands,
-)
+from nodeagent.shutdown.plan.budget import DelayLimit, ShutdownBudget, shutdown_budget
+from nodeagent.shutdown.plan.phases import Phase, Selector, check_phases, two_bands
 
 if TYPE_CHECKING:
-    from nodeagent.plan.shutdown.planner import (
-        ShutdownPlan,
-    )
+    from nodeagent.shutdown.plan.planner import ShutdownPlan
 
 MANY_US = 3600 * 10**6
 FOUR = (

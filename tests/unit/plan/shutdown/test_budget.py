@@ -6,15 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.models import Config
-from nodeagent.plan.shutdown.budget import DelayLimit, required_delay_s, shutdown_budget
-from nodeagent.plan.shutdown.phases import (
-    Phase,
-    Selector,
-    by_priority,
-    check_phases,
-    two_bands,
-)
+from nodeagent.settings.models import Config
+from nodeagent.shutdown.plan.budget import DelayLimit, required_delay_s, shutdown_budget
+from nodeagent.shutdown.plan.phases import Phase, Selector, by_priority, check_phases, two_bands
 from nodeagent.units import USEC_INFINITY
 from tests.unit.plan.shutdown.cases import FOUR, NETWORK_LAST, budget, phase_lists
 

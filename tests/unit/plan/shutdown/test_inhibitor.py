@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
-from nodeagent.plan.shutdown.inhibitor import (
+from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
+from nodeagent.shutdown.plan.inhibitor import (
     ABANDONED_AFTER_S,
     RESTART_INTERVAL_S,
     AgentStopping,
@@ -36,7 +36,7 @@ from nodeagent.plan.shutdown.inhibitor import (
     Stage,
     step,
 )
-from nodeagent.plan.shutdown.phases import two_bands
+from nodeagent.shutdown.plan.phases import two_bands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

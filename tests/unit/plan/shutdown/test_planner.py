@@ -11,19 +11,10 @@ from hypothesis import strategies as st
 
 from nodeagent.model import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.model.pods import CRITICAL_PRIORITY, NODE_CRITICAL_PRIORITY
-from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
-from nodeagent.plan.shutdown.phases import (
-    Phase,
-    Selector,
-    two_bands,
-)
-from nodeagent.plan.shutdown.planner import (
-    PlacedBy,
-    elapsed_since,
-    place,
-    plan_shutdown,
-)
 from nodeagent.record import replace
+from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
+from nodeagent.shutdown.plan.phases import Phase, Selector, two_bands
+from nodeagent.shutdown.plan.planner import PlacedBy, elapsed_since, place, plan_shutdown
 from tests.unit.plan.shutdown.cases import NETWORK_LAST, PODS, budget, graces, phase_lists, pod, uids
 
 # --- placement

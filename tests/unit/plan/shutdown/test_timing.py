@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.shutdown.budget import UNLIMITED, DelayLimit, ShutdownBudget, shutdown_budget
-from nodeagent.plan.shutdown.phases import by_priority, two_bands
-from nodeagent.plan.shutdown.timing import (
+from nodeagent.shutdown.plan.budget import UNLIMITED, DelayLimit, ShutdownBudget, shutdown_budget
+from nodeagent.shutdown.plan.phases import by_priority, two_bands
+from nodeagent.shutdown.plan.timing import (
     MINIMUM_AFTER_TERM_MS,
     final_term_ms,
     is_too_late,

@@ -1,0 +1,180 @@
+"""The failed pods of one node at the API server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from nodeagent.cluster.plan.failed_pods import FAILED, FailedPod
+from nodeagent.errors import ApiServerUnavailableError
+from nodeagent.kube.api_client import ApiRequest
+from nodeagent.model.runtime import ANNOTATION_SOURCE
+from nodeagent.pods.plan.definitions import ANNOTATION_MIRROR
+from nodeagent.pods.pod_api import PAGE_SIZE, PODS
+
+if TYPE_CHECKING:
+    from nodeagent.kube.api_client import ApiClient
+
+_MAX_PAGES: Final = 20
+_STATUS: Final = "status"
+
+
+class _Object(msgspec.Struct, frozen=True, rename="camel"):
+    """A part of a pod; unknown fields are ignored."""
+
+
+class _Owner(_Object, frozen=True):
+    kind: str = ""
+    controller: bool = False
+
+
+class _Write(_Object, frozen=True):
+    """An entry of ``managedFields``; its time is that of the API server."""
+
+    subresource: str = ""
+    time: datetime | None = None
+
+
+class _Meta(_Object, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    deletion_timestamp: str | None = None
+    annotations: dict[str, str] | None = None
+    finalizers: list[str] | None = None
+    owner_references: list[_Owner] | None = None
+    managed_fields: list[_Write] | None = None
+
+
+class _Spec(_Object, frozen=True):
+    node_name: str = ""
+
+
+class _Terminated(_Object, frozen=True):
+    finished_at: datetime | None = None
+
+
+class _State(_Object, frozen=True):
+    running: msgspec.Raw | None = None
+    terminated: _Terminated | None = None
+
+
+class _Container(_Object, frozen=True):
+    state: _State = _State()
+
+
+class _Condition(_Object, frozen=True):
+    last_transition_time: datetime | None = None
+
+
+class _Status(_Object, frozen=True):
+    phase: str = ""
+    reason: str = ""
+    conditions: list[_Condition] | None = None
+    init_container_statuses: list[_Container] | None = None
+    container_statuses: list[_Container] | None = None
+    ephemeral_container_statuses: list[_Container] | None = None
+
+
+class _Pod(_Object, frozen=True):
+    metadata: _Meta = _Meta()
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+class _ListMeta(msgspec.Struct, frozen=True):
+    next_page: str = msgspec.field(default="", name="continue")
+
+
+class _List(msgspec.Struct, frozen=True):
+    kind: str = ""
+    metadata: _ListMeta = _ListMeta()
+    items: list[msgspec.Raw] | None = None
+
+
+class FailedPodApi:
+    """Requests about the failed pods bound to one node."""
+
+    def __init__(self, client: ApiClient, node: str) -> None:
+        """Take the client, and the name of the node."""
+        self._client = client
+        self._selector = f"spec.nodeName={node},status.phase={FAILED}"
+
+    async def list(self) -> tuple[tuple[FailedPod, ...], datetime | None]:
+        """Return the readable pods, at most 1000, and the time of the answer by the API server, ``None`` without one.
+
+        Raises:
+            ApiServerError: as :meth:`ApiClient.send`.
+        """
+        pods: list[FailedPod] = []
+        next_page, now = "", None
+        for _ in range(_MAX_PAGES):
+            query = {"fieldSelector": self._selector, "limit": str(PAGE_SIZE)}
+            if next_page:
+                query["continue"] = next_page
+            page, headers = await self._client.send_with_headers(ApiRequest("GET", f"{PODS}?{urlencode(query)}"), _List)
+            if page.kind != "PodList":
+                raise ApiServerUnavailableError(f"API server: GET {PODS}: answer is not a list of pods")
+            now = _date(headers.get("date", ""))
+            pods += (pod for each in page.items or () if (pod := _failed_pod(each)) is not None)
+            next_page = page.metadata.next_page
+            if not next_page:
+                break
+        return tuple(pods), now
+
+
+def _failed_pod(document: msgspec.Raw) -> FailedPod | None:
+    """Return the facts of a pod; ``None`` for a malformed one, which is kept."""
+    try:
+        found = msgspec.json.decode(document, type=_Pod)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    metadata, status = found.metadata, found.status
+    annotations, owners = metadata.annotations or {}, metadata.owner_references or []
+    containers = [
+        *(status.init_container_statuses or ()),
+        *(status.container_statuses or ()),
+        *(status.ephemeral_container_statuses or ()),
+    ]
+    written = [each.time for each in metadata.managed_fields or () if each.subresource == _STATUS]
+    ended = [each.last_transition_time for each in status.conditions or ()]
+    ended += [each.state.terminated.finished_at for each in containers if each.state.terminated is not None]
+    return FailedPod(
+        uid=metadata.uid,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        resource_version=metadata.resource_version,
+        node=found.spec.node_name,
+        phase=status.phase,
+        reason=status.reason,
+        controller=next((each.kind for each in owners if each.controller), ""),
+        is_static=(
+            ANNOTATION_MIRROR in annotations
+            or annotations.get(ANNOTATION_SOURCE, "api") != "api"
+            or any(each.kind == "Node" for each in owners)
+        ),
+        finalizers=tuple(metadata.finalizers or ()),
+        deleting=metadata.deletion_timestamp is not None,
+        has_running_container=any(each.state.running is not None for each in containers),
+        written_at=_latest(written),
+        ended_at=_latest(ended),
+    )
+
+
+def _latest(times: list[datetime | None]) -> datetime | None:
+    aware = [each if each.tzinfo else each.replace(tzinfo=UTC) for each in times if each is not None]
+    return max(aware, default=None)
+
+
+def _date(text: str) -> datetime | None:
+    """Return the time in the header ``Date``; ``None`` for another form."""
+    try:
+        found = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else None

@@ -1,0 +1,364 @@
+"""One session of registration and heartbeats, until this agent may no longer report the node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from nodeagent.cluster.plan.heartbeat import (
+    FIRST_RETRY_S,
+    LEASE_DURATION_S,
+    LEASE_INTERVAL_S,
+    STATUS_POLL_S,
+    ReportMemory,
+    ReportReason,
+    complete_status,
+    is_lease_free,
+    remember_report,
+    renewed_lease,
+    report_reason,
+    sight_lease,
+    status_patch,
+)
+from nodeagent.cluster.plan.node_status import node_object, node_status
+from nodeagent.cluster.plan.registration import (
+    RegistrationVerdict,
+    is_cordoned_for_shutdown,
+    plan_cordon,
+    plan_registration,
+    plan_uncordon,
+)
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
+from nodeagent.gc.loop import wait_for_any
+from nodeagent.loops.shutdown_announcement import AnnouncedPart, ShutdownAnnouncement
+from nodeagent.record import Record, field
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from nodeagent.clock import Clock
+    from nodeagent.cluster.plan.heartbeat import LeaseSighting
+    from nodeagent.cluster.plan.node_status import NodeStatusPolicy
+    from nodeagent.cluster.plan.registration import RegistrationPlan, RegistrationPolicy
+    from nodeagent.cluster.session_task import RegistrationReporter
+    from nodeagent.model.kubernetes import Lease, Node, NodeFacts, NodeStatus, StatusCondition
+
+_CHANGE_POLL_S: Final = 0.5
+_STOP_WITHIN_S: Final = 1.0
+_REMEMBERED: Final = 16
+_UNCORDON_AFTER_S: Final = 10.0
+"""Time without a shutdown after the start: a restarted agent resumes a shutdown in progress within seconds."""
+_CONFLICT: Final = 409
+_LASTING: Final = frozenset({401, 403, 404, 422})
+"""Refusals that last longer than a shutdown waits."""
+_RESOLUTION_S: Final = 0.001
+"""Shortest wait in seconds; rounding can leave a remainder below the resolution of the clock."""
+
+
+class NodeRequests(Protocol):
+    """Requests about one node; each raises ``ApiServerError``."""
+
+    async def get_node(self) -> Node | None:
+        """Return the Node object; ``None`` if it does not exist."""
+
+    async def create_node(self, node: Node) -> Node:
+        """Create the Node object; return the stored object."""
+
+    async def patch_node(self, patch: Mapping[str, Any]) -> Node:
+        """Patch metadata or spec of the Node object; return the stored object."""
+
+    async def patch_status(self, patch: Mapping[str, Any]) -> Node:
+        """Patch the status of the Node object; return the stored object."""
+
+    async def get_lease(self) -> Lease | None:
+        """Return the Lease; ``None`` if it does not exist."""
+
+    async def write_lease(self, lease: Lease) -> Lease:
+        """Create or replace the Lease; return the stored Lease."""
+
+
+class SessionEnd(StrEnum):
+    """Reason for the end of a session."""
+
+    STOPPED = "stopped"
+    REFUSED = "refused"
+    DELETED = "deleted"
+    REPLACED = "replaced"
+    CONTESTED = "contested"
+
+
+class SessionParts(Record):
+    """Collaborators of a session.
+
+    Attributes:
+        lease_requests: requests of the Lease loop.
+        status_requests: requests of the registration and the status loop, over another connection.
+        read_facts: returns the current facts of the node.
+        refusal: returns the reason for not reporting the node now; empty if this agent may report it.
+        is_shutting_down: returns whether a graceful shutdown is in progress; does no I/O.
+        jitter: returns a number from 0 to 1.
+        send_event: sends a waiting Event, if any; returns the seconds until the next attempt.
+        announcement: whether the API server knows of a shutdown.
+    """
+
+    lease_requests: NodeRequests
+    status_requests: NodeRequests
+    read_facts: Callable[[], Awaitable[NodeFacts]]
+    refusal: Callable[[], Awaitable[str]]
+    is_shutting_down: Callable[[], bool]
+    jitter: Callable[[], float]
+    send_event: Callable[[Node], Awaitable[float]]
+    announcement: ShutdownAnnouncement = field(default_factory=ShutdownAnnouncement)
+
+
+class NodeSession:
+    """Registers the node, then keeps its Lease and its status current."""
+
+    def __init__(
+        self,
+        parts: SessionParts,
+        policies: tuple[RegistrationPolicy, NodeStatusPolicy],
+        clock: Clock,
+        reporter: RegistrationReporter,
+        *,
+        contested: bool = False,
+    ) -> None:
+        """Prepare a session.
+
+        Args:
+            parts: collaborators of the session.
+            policies: configuration of the registration and of the node status.
+            clock: wall time of heartbeats, monotonic time of intervals.
+            reporter: logs and counts failures.
+            contested: whether another process renewed the Lease during the previous session.
+        """
+        self._parts = parts
+        self._registration, self._status = policies
+        self._clock = clock
+        self._reporter = reporter
+        self._contested = contested
+        self._end = SessionEnd.STOPPED
+        self._ended = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> SessionEnd:
+        """Run until ``stop`` is set or the session ends by itself; return the reason.
+
+        A request without an answer delays the stop by a second at most.
+        """
+        work, stopped = asyncio.create_task(self._work()), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            self._ended.set()
+            done, _ = await asyncio.wait({work}, timeout=_STOP_WITHIN_S)
+            if done:
+                work.result()
+        finally:
+            stopped.cancel()
+            work.cancel()
+            await asyncio.wait({work})
+        return self._end
+
+    async def _work(self) -> None:
+        node = await self._register()
+        if node is None:
+            return
+        self._parts.announcement.begin()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_lease(node))
+                tasks.create_task(self._keep_status(node))
+                tasks.create_task(self._keep_cordon(node))
+                tasks.create_task(self._send_events(node))
+        finally:
+            self._parts.announcement.end()
+
+    def _finish(self, end: SessionEnd, because: str) -> None:
+        if not self._ended.is_set():
+            self._end = end
+            self._ended.set()
+            self._reporter.ended(because, expected=end is SessionEnd.REFUSED)
+
+    async def _is_refused(self) -> bool:
+        because = await self._parts.refusal()
+        if because:
+            self._finish(SessionEnd.REFUSED, because)
+        return bool(because)
+
+    async def _wait(self, seconds: float) -> None:
+        self._reporter.waiting(seconds)
+        await wait_for_any(seconds, self._ended)
+
+    # ---- registration
+
+    async def _register(self) -> Node | None:
+        """Return the Node object once it is registered; ``None`` if the session ends earlier."""
+        sighting: LeaseSighting | None = None
+        while not self._ended.is_set() and not await self._is_refused():
+            try:
+                facts = await self._parts.read_facts()
+                requests = self._parts.status_requests
+                own = node_object(facts, self._status, now=self._clock.now())
+                found = await requests.get_node()
+                lease = None if found is None else await requests.get_lease()
+                now_s = self._clock.monotonic_s()
+                sighting = sight_lease(sighting, lease, now_s)
+                lease_free = is_lease_free(sighting, now_s)
+                plan = plan_registration(
+                    found, own, self._registration, lease_free=lease_free, contested=self._contested
+                )
+                node = await self._apply(plan, found)
+            except ApiServerError as error:
+                await self._wait(self._reporter.failed("registration", error))
+                continue
+            self._reporter.succeeded("registration")
+            if node is not None:
+                self._reporter.registered(plan, own.metadata.name)
+                return node
+            self._reporter.refused(plan, own.metadata.name)
+            await self._wait(STATUS_POLL_S)
+        return None
+
+    async def _apply(self, plan: RegistrationPlan, found: Node | None) -> Node | None:
+        """Carry out a plan; return the registered object, ``None`` if the plan refuses it."""
+        if plan.node is not None:
+            return await self._parts.status_requests.create_node(plan.node)
+        if plan.patch is not None:
+            return await self._parts.status_requests.patch_node(plan.patch)
+        return found if plan.verdict is RegistrationVerdict.KEEP else None
+
+    # ---- Lease
+
+    async def _keep_lease(self, node: Node) -> None:
+        lease: Lease | None = None
+        written: deque[str] = deque(maxlen=_REMEMBERED)
+        while not self._ended.is_set() and not await self._is_refused():
+            started_s = self._clock.monotonic_s()
+            try:
+                if lease is None:
+                    lease = await self._parts.lease_requests.get_lease()
+                    if lease is not None and written and lease.spec.renew_time not in written:
+                        because = (
+                            f"another process renews the Lease; retried {LEASE_DURATION_S} s after its last renewal"
+                        )
+                        self._finish(SessionEnd.CONTESTED, because)
+                        return
+                if lease is None and written and await self._read_own(self._parts.lease_requests, node) is None:
+                    return  # the control plane deletes the Lease of a deleted Node object, also each new one
+                renewed = renewed_lease(lease, node, self._clock.now(), written[-1] if written else "")
+                written.append(renewed.spec.renew_time)
+                lease = await self._parts.lease_requests.write_lease(renewed)
+            except ApiServerError as error:
+                lease = None  # the effect of the write is unknown, or the API server refused an outdated Lease
+                await self._wait(self._reporter.failed("lease", error))
+                continue
+            self._reporter.succeeded("lease")
+            await self._wait(max(0.0, LEASE_INTERVAL_S - (self._clock.monotonic_s() - started_s)))
+
+    # ---- status
+
+    async def _keep_status(self, node: Node) -> None:
+        memory, conditions = ReportMemory(), node.status.conditions
+        while not self._ended.is_set() and not await self._is_refused():
+            shutting_down = self._parts.is_shutting_down()
+            facts = await self._parts.read_facts()
+            status = self._status_of(facts, conditions, memory)
+            conditions = status.conditions
+            if report_reason(memory, status, self._clock.monotonic_s()) is ReportReason.UNCHANGED:
+                self._announced(AnnouncedPart.STATUS, shutting_down=shutting_down)
+                await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
+                continue
+            try:
+                # read before each report, since the node controller writes conditions too
+                found = await self._read_own(self._parts.status_requests, node)
+                if found is None:
+                    return
+                status = self._status_of(facts, found.status.conditions, memory)
+                await self._parts.status_requests.patch_status(status_patch(status))
+            except ApiServerError as error:
+                delay_s = self._reporter.failed("status", error)
+                self._given_up(AnnouncedPart.STATUS, error)
+                await self._wait_for_change(delay_s, shutting_down=shutting_down)
+                continue
+            self._reporter.succeeded("status")
+            conditions = status.conditions
+            memory = remember_report(status, self._clock.monotonic_s(), self._parts.jitter())
+            self._announced(AnnouncedPart.STATUS, shutting_down=shutting_down)
+            await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
+
+    def _status_of(self, facts: NodeFacts, previous: Sequence[StatusCondition], memory: ReportMemory) -> NodeStatus:
+        return complete_status(node_status(facts, self._status, previous, now=self._clock.now()), memory)
+
+    async def _read_own(self, requests: NodeRequests, node: Node) -> Node | None:
+        """Return the current Node object; ``None``, with the session ended, if it was deleted or replaced."""
+        found = await requests.get_node()
+        if found is None:
+            self._finish(SessionEnd.DELETED, "the Node object was deleted; a restart or reload registers again")
+        elif found.metadata.uid != node.metadata.uid:
+            self._finish(SessionEnd.REPLACED, "the Node object was deleted and created again")
+        else:
+            return found
+        return None
+
+    # ---- cordon
+
+    async def _keep_cordon(self, node: Node) -> None:
+        """Cordon the node at the start of a shutdown; end the agent's cordon after a cancellation or a new start."""
+        # None if unknown: after a request without a response, and after a start during a shutdown.
+        cordoned: bool | None = is_cordoned_for_shutdown(node)
+        if not self._parts.is_shutting_down():
+            await self._wait_for_change(_UNCORDON_AFTER_S, shutting_down=False)
+        elif cordoned:
+            cordoned = None
+        while not self._ended.is_set() and not await self._is_refused():
+            shutting_down, wait_s = self._parts.is_shutting_down(), STATUS_POLL_S
+            if cordoned is not shutting_down:
+                try:
+                    await self._set_cordon(node, cordoned=shutting_down)
+                    cordoned = shutting_down
+                    self._announced(AnnouncedPart.CORDON, shutting_down=shutting_down)
+                except ApiServerRefusedError as error:
+                    wait_s = FIRST_RETRY_S if error.status == _CONFLICT else self._reporter.failed("cordon", error)
+                    self._given_up(AnnouncedPart.CORDON, error)
+                except ApiServerError as error:
+                    cordoned, wait_s = None, self._reporter.failed("cordon", error)
+            await self._wait_for_change(wait_s, shutting_down=shutting_down)
+
+    async def _set_cordon(self, node: Node, *, cordoned: bool) -> None:
+        """Cordon the node for a shutdown, or end such a cordon, unless that is done already."""
+        requests = self._parts.status_requests
+        found = await requests.get_node()
+        if found is None or found.metadata.uid != node.metadata.uid:
+            return  # deleted or replaced: the status loop ends the session
+        patch = plan_cordon(found) if cordoned else plan_uncordon(found)
+        stored = found if patch is None else await requests.patch_node(patch)
+        self._reporter.succeeded("cordon")
+        if stored.spec.unschedulable is not found.spec.unschedulable:
+            self._reporter.cordon_changed(found.metadata.name, is_cordoned=cordoned)
+
+    def _announced(self, part: AnnouncedPart, *, shutting_down: bool) -> None:
+        """Record that the API server knows of the shutdown, or that none is in progress."""
+        if shutting_down:
+            self._parts.announcement.settle(part)
+        else:
+            self._parts.announcement.expect(part)
+
+    def _given_up(self, part: AnnouncedPart, error: ApiServerError) -> None:
+        """Expect a refused part no longer; the shutdown would wait for it in vain."""
+        if isinstance(error, ApiServerRefusedError) and error.status in _LASTING:
+            self._parts.announcement.settle(part)
+
+    # ---- Events
+
+    async def _send_events(self, node: Node) -> None:
+        while not self._ended.is_set() and not await self._is_refused():
+            await wait_for_any(await self._parts.send_event(node), self._ended)
+
+    async def _wait_for_change(self, seconds: float, *, shutting_down: bool) -> None:
+        """Wait ``seconds``, or until a graceful shutdown starts or is cancelled: logind's delay is a few seconds."""
+        until_s = self._clock.monotonic_s() + seconds
+        while (left_s := until_s - self._clock.monotonic_s()) > _RESOLUTION_S and not self._ended.is_set():
+            if self._parts.is_shutting_down() is not shutting_down:
+                return
+            await wait_for_any(min(left_s, _CHANGE_POLL_S), self._ended)

@@ -1,0 +1,278 @@
+"""The task that watches this node's pods at the API server, across reloads."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.cluster import POD_WATCH
+from nodeagent.cluster.session_task import CHANGE_POLL_S, SessionTask
+from nodeagent.errors import ApiServerError, ApiServerRefusedError, ForeignNodeError, StoreError
+from nodeagent.gc.loop import wait_for_any
+from nodeagent.pods.plan.watch import (
+    after_connection,
+    after_expiry,
+    after_interruption,
+    after_list,
+    needs_list,
+    retry_s,
+)
+from nodeagent.pods.watched import list_address, restore_pods
+from nodeagent.record import Record, replace
+from nodeagent.telemetry.logging import StateLog
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from datetime import datetime
+
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.clock import Clock
+    from nodeagent.loops.passes import LoopStatuses
+    from nodeagent.model.pods import PodSpec
+    from nodeagent.pods.plan.watch import PodEvent
+    from nodeagent.pods.watched import WatchedPods
+    from nodeagent.settings.settings import Settings
+
+WATCH_S: Final = 240
+"""Minimum seconds of one watch; up to the same time is added at random, so that nodes do not reconnect together."""
+STORE_S: Final = 30.0
+"""Minimum seconds between two writes of the pods to the state directory."""
+EVENT_S: Final = 0.01
+"""Seconds after each event until the next one is read; the connection delays further events meanwhile."""
+_SILENT_S: Final = 600.0
+_LASTED_S: Final = 5.0
+"""Minimum seconds after which a watch that ended without a change does not count as a failure."""
+_FRUITLESS: Final = 3
+"""Number of consecutive watches, refused or ended without a change, after which the pods are listed again."""
+_NO_FAULT_OF_THE_VERSION: Final = frozenset({401, 403, 429})
+_EXPIRED: Final = 410
+
+
+class EventStream(Protocol):
+    """One watch of the pods."""
+
+    async def open(self, resource_version: str, timeout_s: int) -> None:
+        """Start the watch. Raises ApiServerError if the API server refuses it or does not answer."""
+
+    async def next_event(self) -> PodEvent | None:
+        """Return the next change; ``None`` at the end. Raises ApiServerError if the watch is lost or has expired."""
+
+    def close(self) -> None:
+        """Close the connection of the watch."""
+
+
+class PodWatchParts(Record):
+    """Collaborators of a session.
+
+    Attributes:
+        list_pods: returns the pods of the node, the resource version of the list, and whether pods beyond the limits
+            are omitted; raises ApiServerError.
+        foreign: returns the reason that the Node object is not proven to be of this machine, empty with proof; raises
+            ApiServerError.
+        make_watch: returns a new watch.
+        store: writes the pods and the time of their observation; raises StoreError.
+        jitter: returns a number from 0 to 1.
+    """
+
+    list_pods: Callable[[], Awaitable[tuple[tuple[PodSpec, ...], str, bool]]]
+    foreign: Callable[[], Awaitable[str]]
+    make_watch: Callable[[], EventStream]
+    store: Callable[[tuple[PodSpec, ...], datetime], Awaitable[None]]
+    jitter: Callable[[], float]
+
+
+class PodWatchSession:
+    """Keeps the watched pods current until it is cancelled."""
+
+    def __init__(
+        self,
+        parts: PodWatchParts,
+        watched: WatchedPods,
+        clock: Clock,
+        logger: FilteringBoundLogger,
+        statuses: LoopStatuses,
+    ) -> None:
+        self._parts = parts
+        self._watched = watched
+        self._clock = clock
+        self._logger = logger
+        self._states = StateLog(logger, clock)
+        self._statuses = statuses
+        self._failures = 0
+        self._fruitless = 0
+        self._stored: Mapping[str, PodSpec] | None = None
+        self._stored_s = 0.0
+
+    async def run(self) -> None:
+        """List and watch the pods until cancelled."""
+        while True:
+            self._statuses.running(POD_WATCH, _SILENT_S)
+            try:
+                await self._identify()
+                if needs_list(self._watched.state):
+                    await self._list()
+                wait_s = await self._watch()
+            except ApiServerError as error:
+                wait_s = self._failed(error)
+            self._statuses.waiting(POD_WATCH, wait_s, _SILENT_S)
+            await asyncio.sleep(wait_s)
+
+    async def _identify(self) -> None:
+        """Compare the Node object with this machine before each watch: the object may have been deleted meanwhile.
+
+        Raises:
+            ForeignNodeError: the Node object is not proven to be of this machine. A watch of its pods would be of no
+                use, and would delay the next comparison by minutes: the daemon may be about to register the node.
+            ApiServerError: the request failed.
+        """
+        if foreign := await self._parts.foreign():
+            self._watched.state = replace(self._watched.state, foreign=foreign)
+            raise ForeignNodeError(foreign)
+
+    async def _list(self) -> None:
+        """List the pods. Raises ApiServerError if a request failed."""
+        requested_s = self._clock.monotonic_s()
+        pods, version, truncated = await self._parts.list_pods()
+        self._watched.state = after_list(
+            self._watched.state,
+            pods,
+            version,
+            requested_s=requested_s,
+            now_s=self._clock.monotonic_s(),
+            now=self._clock.now(),
+            truncated=truncated,
+        )
+        self._fruitless = 0
+        await self._store()
+
+    async def _watch(self) -> float:
+        """Follow one watch until its end; return the seconds until the next watch."""
+        watched, stream = self._watched, self._parts.make_watch()
+        began_s = self._clock.monotonic_s()
+        changed = False
+        try:
+            await stream.open(watched.state.resource_version, WATCH_S + int(WATCH_S * self._parts.jitter()))
+            self._fruitless += 1  # reset when a change is read
+            watched.state = after_connection(watched.state, self._clock.monotonic_s(), self._clock.now())
+            self._succeeded()
+            while (event := await stream.next_event()) is not None:
+                watched.add(event, self._clock.monotonic_s(), self._clock.now())
+                if event.kind is not None:
+                    changed, self._fruitless, self._failures = True, 0, 0
+                self._statuses.beat(POD_WATCH, _SILENT_S)
+                await self._store()
+                await asyncio.sleep(EVENT_S)
+        finally:
+            stream.close()
+        if changed or self._clock.monotonic_s() - began_s >= _LASTED_S:
+            self._failures = self._fruitless = 0
+            return 0.0
+        self._failures += 1
+        return retry_s(self._failures, self._parts.jitter())
+
+    def _failed(self, error: ApiServerError) -> float:
+        """Record a failure; return the seconds until the next attempt."""
+        self._failures += 1
+        if isinstance(error, ApiServerRefusedError) and error.status not in _NO_FAULT_OF_THE_VERSION:
+            self._fruitless += 1  # such as a resource version newer than a restored backup of etcd
+        state, text = self._watched.state, str(error)
+        expired = isinstance(error, ApiServerRefusedError) and error.status == _EXPIRED
+        if expired or self._fruitless >= _FRUITLESS:
+            self._fruitless = 0
+            self._watched.state = after_expiry(state)
+        else:
+            self._watched.state = after_interruption(state, text)
+        if not (expired and self._failures == 1):
+            fields = {"part": "pods", "error": text, "hint": "nodeagent doctor"}
+            self._states.log_once("api_request_failed", fields, state=text)
+        self._statuses.ended(POD_WATCH, "failed", detail=text, failed=True)
+        if not isinstance(error, ApiServerRefusedError):
+            return retry_s(self._failures, self._parts.jitter())
+        # 401 and 403 are retried too: a starting API server returns them until it has read its accounts and rules
+        return retry_s(self._failures, self._parts.jitter(), error.retry_after_s)
+
+    def _succeeded(self) -> None:
+        self._statuses.ended(POD_WATCH, "succeeded")
+        self._statuses.running(POD_WATCH, _SILENT_S)
+        if self._states.end("api_request_failed"):
+            self._logger.info("api_request_recovered", part="pods")
+
+    async def _store(self) -> None:
+        """Write changed pods, at most every ``STORE_S``; a failure is logged, and the next change is written again."""
+        now_s = self._clock.monotonic_s()
+        if self._stored is not None and now_s - self._stored_s < STORE_S:
+            return
+        self._stored_s, state = now_s, self._watched.state
+        facts = {uid: replace(each, resource_version="") for uid, each in state.pods.items()}
+        if facts == self._stored or state.answered_at is None:
+            return
+        self._stored = facts
+        try:
+            await self._parts.store(tuple(facts.values()), state.answered_at)
+        except StoreError as error:
+            self._states.log_once("store_notice", {"notice": str(error)}, state=str(error))
+
+
+class PodWatchTask(SessionTask):
+    """Runs watch sessions while the watch is configured."""
+
+    name = POD_WATCH
+    poll_s = CHANGE_POLL_S
+
+    def _off_because(self, settings: Settings) -> str:
+        """Return ``not enabled`` if the watch is not configured, such as in a standby configuration; else empty."""
+        kubernetes = settings.kubernetes
+        return "" if kubernetes.watch_pods and kubernetes.access is not None else "not enabled"
+
+    def _switch_off(self, because: str) -> None:
+        super()._switch_off(because)
+        self._context.watched_pods.reset()
+        self._ran = False
+
+    async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
+        # imported here, since a daemon without a watch does not need h11, ssl and the API objects
+        from nodeagent.cluster.facts import read_foreign  # noqa: PLC0415
+        from nodeagent.cluster.pod_watch import PodWatchParts, PodWatchSession  # noqa: PLC0415
+        from nodeagent.host.node import node_name  # noqa: PLC0415
+        from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
+        from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
+        from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
+        from nodeagent.pods.pod_api import PodApi, PodWatch  # noqa: PLC0415
+        from nodeagent.pods.watched_file import write_watched_pods  # noqa: PLC0415
+
+        access, name = settings.kubernetes.access, node_name(settings.kubelet.node_name)
+        if access is None:
+            return
+        watched = self._context.watched_pods
+        if watched.address != list_address(name):
+            watched.reset()
+            try:
+                await asyncio.to_thread(restore_pods, watched, settings.state_directory, name)
+            except StoreError as error:
+                self._logger.warning("store_notice", notice=str(error))
+        client = ApiClient(access, credentials := ApiCredentials(access))
+
+        async def store(pods: tuple[PodSpec, ...], at: datetime) -> None:
+            await asyncio.to_thread(write_watched_pods, settings.state_directory, name, pods, at)
+
+        parts = PodWatchParts(
+            list_pods=PodApi(client, name).list,
+            foreign=partial(read_foreign, NodeApi(client, name)),
+            make_watch=lambda: PodWatch(access, credentials, name),
+            store=store,
+            jitter=random.random,
+        )
+        session = PodWatchSession(parts, watched, self._context.clock, self._logger, self._context.loop_statuses)
+        work = asyncio.create_task(session.run())
+        try:
+            while not work.done() and self._continues(settings, stop):
+                await wait_for_any(CHANGE_POLL_S, stop)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+            client.close()

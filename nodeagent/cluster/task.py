@@ -1,0 +1,198 @@
+"""The task that registers a standalone node with the API server, across reloads."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.cluster import NAME
+from nodeagent.cluster.plan.node_status import SHUTTING_DOWN
+from nodeagent.gc.loop import wait_for_any
+from nodeagent.loops.passes import PausedBy
+from nodeagent.model import Role
+from nodeagent.pods.role import ROLE_POLL_S
+from nodeagent.record import replace
+from nodeagent.telemetry.logging import StateLog
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable
+
+    from nodeagent.cluster.events import EventOutbox
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.model.kubernetes import NodeFacts
+    from nodeagent.model.pressure import NodeCondition
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.settings.settings import Settings
+
+    ReadFacts = Callable[[CriClient | None, frozenset[NodeCondition] | None], Awaitable[NodeFacts]]
+
+RUNTIME_LOST_S: Final = 30.0
+"""Seconds without an answer of the runtime until the node is not ready. Source: kubelet ``runtimeState`` threshold."""
+
+
+class RegistrationTask:
+    """Runs sessions while registration is enabled, active and not refused."""
+
+    def __init__(self, context: DaemonContext) -> None:
+        """Create the task; :meth:`run` imports the client of the API server if a session starts."""
+        self._context = context
+        self._logger = context.logger.bind(task=NAME)
+        self._contested = False
+        self._ran = False
+        self._last = LastFacts()
+        self._outbox: EventOutbox | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run registration sessions until stopped."""
+        try:
+            await self._run(stop)
+        finally:
+            if self._outbox is not None:
+                self._outbox.close()
+
+    async def _run(self, stop: asyncio.Event) -> None:
+        logged = ""
+        while not stop.is_set():
+            settings = self._context.settings
+            if because := await self._refusal(settings):
+                if settings.kubernetes.register_node or logged or self._ran:
+                    self._disable(because, logged)
+                    logged = because
+                await wait_for_any(ROLE_POLL_S, stop)
+                continue
+            logged, self._ran = "", True
+            try:
+                await self._run_session(settings, stop)
+            except Exception:  # an unexpected error must not end the daemon's other tasks
+                self._logger.exception("pass_crashed", loop=NAME)
+                await wait_for_any(ROLE_POLL_S, stop)
+
+    def _disable(self, because: str, logged: str) -> None:
+        """Report the task as disabled, and log the reason if it changed."""
+        self._context.loop_statuses.disabled(NAME, because)
+        if because != logged:  # logged as a warning if a kubelet prevents the configured registration
+            refused = not self._context.dry_run and self._context.roles.current.role is Role.BESIDE_KUBELET
+            (self._logger.warning if refused else self._logger.info)("loop_disabled", loop=NAME, because=because)
+
+    async def _refusal(self, settings: Settings) -> str:
+        """Return the reason for not reporting the node now; empty if the agent may report it."""
+        off = settings.kubernetes.off_because(Role.STANDALONE)
+        if off:
+            return off
+        if self._context.settings.invalid_because:
+            return "the configuration is invalid"
+        if self._context.settings is not settings:
+            return "the configuration was reloaded"
+        if self._context.dry_run:
+            return "dry run: the API server is not written to"
+        role = await self._context.roles.evaluate(settings.role)
+        return settings.kubernetes.off_because(role.role, role.reason)
+
+    async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
+        # imported here, since a daemon without registration does not need h11, ssl and the API objects
+        from nodeagent.cluster.events import EventOutbox  # noqa: PLC0415
+        from nodeagent.cluster.facts import NodeFactsReader, status_policy  # noqa: PLC0415
+        from nodeagent.cluster.node_session import NodeSession, SessionEnd, SessionParts  # noqa: PLC0415
+        from nodeagent.cluster.session_task import RegistrationReporter  # noqa: PLC0415
+        from nodeagent.host.node import node_name  # noqa: PLC0415
+        from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
+        from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
+        from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
+
+        access = settings.kubernetes.access
+        if access is None:
+            return
+        credentials = ApiCredentials(access)
+        name = node_name(settings.kubelet.node_name)
+        lease, status, events = (NodeApi(ApiClient(access, credentials), name) for _ in range(3))
+        outbox = self._outbox = self._outbox or EventOutbox(self._context.clock)
+        if settings.kubernetes.publish_events:
+            outbox.close()  # EventsTask sends the Events
+        else:
+            outbox.open()
+        reporter = RegistrationReporter(StateLog(self._logger, self._context.clock), self._context.loop_statuses)
+        reader = NodeFactsReader(settings, self._context.clock)
+        facts = FactsSource(self._context, settings, reader.read, self._last)
+        parts = SessionParts(
+            lease_requests=lease,
+            status_requests=status,
+            read_facts=facts.read,
+            refusal=lambda: self._refusal(settings),
+            is_shutting_down=facts.is_shutting_down,
+            jitter=random.random,
+            send_event=lambda node: outbox.send(events, node, reporter),
+            announcement=self._context.shutdown_announcement,
+        )
+        session = NodeSession(
+            parts,
+            (settings.kubernetes.registration, status_policy(settings)),
+            self._context.clock,
+            reporter,
+            contested=self._contested,
+        )
+        try:
+            end = await session.run(stop)
+        finally:
+            for each in (lease, status, events):
+                each.close()
+        self._contested = end is SessionEnd.CONTESTED
+        if end is SessionEnd.DELETED:
+            await self._wait_for_other_settings(settings, stop)
+
+    async def _wait_for_other_settings(self, settings: Settings, stop: asyncio.Event) -> None:
+        """Wait for a reload: an operator who deletes a Node object does not expect it to be created again."""
+        while not stop.is_set() and self._context.settings is settings:
+            self._context.loop_statuses.disabled(NAME, "the Node object was deleted")
+            await wait_for_any(ROLE_POLL_S, stop)
+
+
+@dataclass
+class LastFacts:
+    """The last observation with a runtime; it outlives sessions, since a reload interrupts the runtime client.
+
+    Attributes:
+        facts: observed facts; ``None`` before the first observation.
+        at_s: monotonic time of the observation, in seconds.
+    """
+
+    facts: NodeFacts | None = None
+    at_s: float = 0.0
+
+
+class FactsSource:
+    """Observations of the node for its status; a short absence of the runtime is not reported."""
+
+    def __init__(self, context: DaemonContext, settings: Settings, read: ReadFacts, last: LastFacts) -> None:
+        """Create a source.
+
+        Args:
+            context: daemon context with the agent, the eviction state and the pauses.
+            settings: settings of the session.
+            read: reads the facts, with or without a runtime.
+            last: the last facts, replaced by each observation with a runtime.
+        """
+        self._context = context
+        self._settings = settings
+        self._read = read
+        self._last = last
+
+    def is_shutting_down(self) -> bool:
+        """Return whether a graceful shutdown is in progress."""
+        return self._context.pass_lock.pause_of(PausedBy.SHUTDOWN) is not None
+
+    async def read(self) -> NodeFacts:
+        """Return the current facts, or the last facts if the runtime was lost less than 30 s ago."""
+        agent = self._context.agent
+        enabled = not self._settings.eviction.off_because(Role.STANDALONE)
+        pressure = self._context.eviction.reported if enabled else None
+        facts = await self._read(None if agent is None else agent.cri, pressure)
+        now_s = self._context.clock.monotonic_s()
+        if facts.runtime_version:
+            self._last.facts, self._last.at_s = facts, now_s
+        elif self._last.facts is not None and now_s - self._last.at_s < RUNTIME_LOST_S:
+            facts = replace(self._last.facts, observed_at=facts.observed_at, pressure=pressure)
+        if self.is_shutting_down():
+            facts = replace(facts, not_ready=(*facts.not_ready, SHUTTING_DOWN))
+        return facts

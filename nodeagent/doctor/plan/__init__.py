@@ -1,0 +1,1 @@
+"""Findings of the checks: pure rules over facts of the node, each finding with its remedy."""

@@ -1,0 +1,210 @@
+"""Checks of ``nodeagent doctor`` on the kubelet of this node: pod list, runtime socket, and overlapping tasks."""
+
+from __future__ import annotations
+
+import math
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.doctor.plan.node import Finding, Verdict
+from nodeagent.model.pods import Completeness
+from nodeagent.text import masked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodeagent.model.pods import PodListReading
+
+_DEFAULT_HIGH_PERCENT: Final = 85
+_DEFAULT_IMAGEFS: Final = "15%"
+_DISTANCE_PERCENT: Final = 5
+_MAX_SHOWN: Final = 80
+
+
+def check_pod_list(reading: PodListReading | None, *, is_watched: bool = False) -> Finding:
+    """Return the finding on the kubelet's pod list, which names the images of pods bound to this node.
+
+    Args:
+        reading: state of the list; ``None`` if no kubelet URL is configured.
+        is_watched: whether the pods are watched at the API server, which names the same images.
+    """
+    if reading is None:
+        start = "its binding on, by kubernetes.watch_pods" if is_watched else "its first container on"
+        return Finding(
+            "pod-list",
+            Verdict.SKIPPED,
+            f"kubelet.url is not set: the image of a pod bound to this node is kept from {start}; images of static "
+            "manifests are kept always",
+        )
+    if reading.error:
+        effect = "images of new pods are not kept" if reading.observed_at else "no image is removed"
+        return Finding(
+            "pod-list",
+            Verdict.PROBLEM,
+            f"{reading.error}: {effect}",
+            "check url, credentials and ca_file in [kubelet]",
+        )
+    evidence = f"{reading.address}: {reading.pods} pods"
+    if reading.completeness is Completeness.PARTIAL:
+        return Finding(
+            "pod-list",
+            Verdict.WARNING,
+            f"{evidence}; {reading.detail}: no image is removed until the kubelet has synced with the API server",
+            "check the kubelet's connection to the API server: journalctl -u kubelet",
+        )
+    note = f"; {reading.detail}" if reading.detail else ""
+    return Finding("pod-list", Verdict.OK, f"{evidence}{note}; a missing pod does not count as deleted")
+
+
+def check_kubelet_config(
+    sources: Sequence[str], problems: Sequence[str], found: Mapping[str, object] | None, *, has_kubelet: bool
+) -> Finding:
+    """Return the finding on the kubelet configuration: whether it can be read, and its image GC and shutdown settings.
+
+    Args:
+        sources: files with the configuration, and the kubelet's command line; empty if the defaults apply.
+        problems: descriptions of files that cannot be read or parsed.
+        found: effective fields of the kubelet configuration; ``None`` if the agent sees none.
+        has_kubelet: whether a kubelet manages this node.
+    """
+    name = "kubelet-config"
+    if problems:
+        return Finding(name, Verdict.WARNING, "; ".join(problems), "correct the file, or run as root")
+    if found is None:
+        return Finding(name, Verdict.SKIPPED, _unseen(has_kubelet=has_kubelet))
+    values = {
+        "images removed from": f"{_high_percent(found)}%",
+        "evictionHard imagefs.available": _eviction_amount(found),
+        "shutdownGracePeriod": _text(found.get("shutdownGracePeriod", "0s")),
+    }
+    return Finding(
+        name,
+        Verdict.OK,
+        f"{', '.join(sources) or 'defaults'}: {', '.join(f'{key} {value}' for key, value in values.items())}",
+    )
+
+
+def check_runtime_endpoint(kubelet: str, agent: str) -> Finding:
+    """Return the finding on whether the kubelet and the agent use the same runtime socket.
+
+    On a node with two runtimes, such as k3s and Docker, the agent could otherwise manage a runtime without pods.
+    Arguments are the resolved socket paths, empty if unknown.
+    """
+    name = "kubelet-runtime"
+    if not kubelet or not agent:
+        unknown = "kubelet" if not kubelet else "agent"
+        return Finding(name, Verdict.SKIPPED, f"socket of the {unknown} unknown")
+    if kubelet == agent:
+        return Finding(name, Verdict.OK, f"kubelet and agent use {_text(agent)}")
+    return Finding(
+        name,
+        Verdict.PROBLEM,
+        f"the kubelet uses {_text(kubelet)}, the agent {_text(agent)}: their pods and images differ",
+        f'set runtime.endpoint = "unix://{_text(kubelet)}"',
+    )
+
+
+def check_kubelet(
+    found: Mapping[str, object] | None, *, has_kubelet: bool, evicts: bool, stops: bool, collects_from: int | None
+) -> list[Finding]:
+    """Return the findings on tasks that both the kubelet of this node and the agent perform.
+
+    Args:
+        found: effective fields of the kubelet configuration; ``None`` if the agent sees none.
+        has_kubelet: whether a kubelet manages this node.
+        evicts: whether the agent evicts pods through the runtime on this node.
+        stops: whether the agent stops pods at a node shutdown.
+        collects_from: usage in percent at which the agent starts to remove images; ``None`` if image GC is disabled.
+    """
+    if found is None:
+        return [Finding("kubelet-overlap", Verdict.SKIPPED, _unseen(has_kubelet=has_kubelet))]
+    findings = []
+    if collects_from is not None:
+        findings += _check_image_gc(found, collects_from)
+    if evicts:
+        findings.append(
+            Finding(
+                "kubelet-overlap-eviction",
+                Verdict.WARNING,
+                "the kubelet evicts too, and restarts pods that the agent evicts",
+                'set eviction.enabled = "off", or "auto"',
+            )
+        )
+    grace = _text(found.get("shutdownGracePeriod", "0s"))
+    if stops and (grace not in ("0", "0s", "") or found.get("shutdownGracePeriodByPodPriority")):
+        findings.append(
+            Finding(
+                "kubelet-overlap-shutdown",
+                Verdict.PROBLEM,
+                f"the kubelet stops pods at shutdown too (shutdownGracePeriod {grace})",
+                'set shutdown.enabled = "off", or remove shutdownGracePeriod from the kubelet',
+            )
+        )
+    return findings or [
+        Finding("kubelet-overlap", Verdict.OK, "no task is performed by both the kubelet and the agent")
+    ]
+
+
+def _unseen(*, has_kubelet: bool) -> str:
+    """Return the statement that the agent sees no configuration of a kubelet, neither files nor a process."""
+    if has_kubelet:
+        return "configuration of the kubelet unknown: its process and files are not visible, such as in a container"
+    return "no configuration of a kubelet found"
+
+
+def _check_image_gc(found: Mapping[str, object], collects_from: int) -> list[Finding]:
+    """Return a warning if the kubelet removes images at the same or a lower usage than the agent.
+
+    The kubelet should be only the backstop. The kubelet removes images at its image GC threshold, and at its hard
+    eviction threshold for imagefs, before it evicts pods.
+    """
+    high, eviction = _high_percent(found), _eviction_amount(found)
+    levels = {}
+    if high != "100":
+        levels[f"imageGCHighThresholdPercent {high}"] = int(high) if high.isdecimal() else 0
+    if eviction.endswith("%"):
+        levels[f"evictionHard imagefs.available<{eviction}"] = _used_percent(eviction)
+    if not levels or collects_from < min(levels.values()):
+        return []
+    text, level = min(levels.items(), key=itemgetter(1))
+    recommended = max(1, level - _DISTANCE_PERCENT)
+    return [
+        Finding(
+            "kubelet-overlap-images",
+            Verdict.WARNING,
+            f"the kubelet removes images at {level}% ({text}), before the agent does ({collects_from}%)",
+            f"set image_gc.high_threshold_percent = {recommended} and low_threshold_percent = "
+            f"{max(0, recommended - _DISTANCE_PERCENT)}, so that the kubelet is the backstop",
+        )
+    ]
+
+
+def _high_percent(found: Mapping[str, object]) -> str:
+    return _text(found.get("imageGCHighThresholdPercent", _DEFAULT_HIGH_PERCENT))
+
+
+def _eviction_amount(found: Mapping[str, object]) -> str:
+    """Return the amount of the kubelet's hard threshold ``imagefs.available``; empty if there is no threshold.
+
+    Source: kubelet ``SetDefaults_KubeletConfiguration``: the defaults apply only if no hard threshold is set or
+    ``mergeDefaultEvictionSettings`` is true.
+    """
+    hard = found.get("evictionHard")
+    if not isinstance(hard, dict) or not hard:
+        return _DEFAULT_IMAGEFS
+    default = _DEFAULT_IMAGEFS if found.get("mergeDefaultEvictionSettings") is True else ""
+    return _text(hard.get("imagefs.available", default))
+
+
+def _used_percent(available: str) -> int:
+    """Return the usage in percent that corresponds to a percentage of available space; 0 for an invalid amount."""
+    try:
+        return max(0, math.floor(100 - float(available.removesuffix("%"))))
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _text(value: object) -> str:
+    """Return a configuration value as printable text of limited length."""
+    text = masked(str(value))
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -1,0 +1,296 @@
+"""Documents of eviction: the plan of a pass, its record in the history, and the preview."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.common import Reason
+from nodeagent.api.document_error import DocumentError
+from nodeagent.eviction.pod_documents import PodFacts
+from nodeagent.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodeagent.eviction.plan import planner
+    from nodeagent.eviction.plan.ranking import RankedPod
+    from nodeagent.eviction.plan.readings import ThresholdStatus as ThresholdState
+    from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.model import decision, pressure
+
+
+class ThresholdStatus(Part, frozen=True, kw_only=True):
+    """The state of one threshold; readings are ``None`` without an accepted reading of the signal.
+
+    Attributes:
+        mountpoint: mount point of an additional image filesystem; empty for all other signals.
+    """
+
+    threshold: str
+    signal: str
+    hard: bool
+    grace_period_s: Number
+    available: Number | None
+    capacity: Number | None
+    limit: Number | None
+    observed_at: Time | None
+    met: bool
+    held_s: Number
+    acting: bool
+    mountpoint: str = ""
+
+    @classmethod
+    def of(cls, status: ThresholdState) -> ThresholdStatus:
+        """Return the document form of a threshold's state."""
+        reading = status.observation
+        return cls(
+            threshold=status.threshold.text,
+            signal=status.threshold.signal.value,
+            hard=status.threshold.hard,
+            grace_period_s=status.threshold.grace_s,
+            available=None if reading is None else reading.available,
+            capacity=None if reading is None else reading.capacity,
+            limit=status.limit,
+            observed_at=None if reading is None else reading.observed_at.at,
+            met=status.met,
+            held_s=round(status.met_for_s, 3),
+            acting=status.acting,
+            mountpoint=status.threshold.measurand.path,
+        )
+
+
+class RankedPodEntry(Part, frozen=True, kw_only=True):
+    """A pod's place in the eviction order, with its usage, request and priority.
+
+    Attributes:
+        usage: usage of ``resource``; ``None`` if unreadable.
+        assumed: facts that were inferred or assumed, as text.
+        reason: code of the decision on the pod.
+    """
+
+    rank: int
+    uid: str
+    name: str
+    resource: str
+    usage: int | None
+    request: int
+    excess: int | None
+    priority: int
+    assumed: tuple[str, ...]
+    memory_bytes: int | None
+    pids: int | None
+    reason: str
+    facts: PodFacts
+
+    @classmethod
+    def of(cls, ranked: RankedPod, reason: decision.Reason) -> RankedPodEntry:
+        """Return the document form of a ranked pod."""
+        pod, usage = ranked.pod, ranked.pod.usage
+        return cls(
+            rank=ranked.rank,
+            uid=pod.uid,
+            name=f"{pod.namespace}/{pod.name}",
+            resource=ranked.resource.value,
+            usage=ranked.usage,
+            request=ranked.request,
+            excess=ranked.excess,
+            priority=ranked.priority,
+            assumed=ranked.assumed,
+            memory_bytes=None if usage is None else usage.memory_bytes,
+            pids=None if usage is None else usage.pids,
+            reason=reason.code.value,
+            facts=PodFacts.of(pod),
+        )
+
+
+class PodDecision(Part, frozen=True, kw_only=True):
+    """The decision on one pod."""
+
+    uid: str
+    name: str
+    verdict: str
+    reason: Reason
+
+
+class EvictionPlan(Part, frozen=True, kw_only=True):
+    """The plan of an eviction pass.
+
+    Attributes:
+        threshold: the selected threshold; ``None`` without one.
+        reclaim: node-level reclaim before any eviction.
+        withheld: reason for not acting on a met threshold; ``None`` otherwise.
+        victim: UID of the evicted pod; ``None``, like ``grace_s`` and ``message``, if no pod is evicted.
+        ranking: the ranked pods, in eviction order.
+        decisions: the decision on every pod.
+        blocked: reason for a plan without decisions; empty normally.
+    """
+
+    threshold: ThresholdStatus | None
+    reclaim: tuple[str, ...]
+    withheld: Reason | None
+    victim: str | None
+    grace_s: Number | None
+    message: str | None
+    ranking: tuple[RankedPodEntry, ...]
+    decisions: tuple[PodDecision, ...]
+    blocked: str
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, plan: planner.EvictionPlan) -> EvictionPlan:
+        """Return the document form of a plan."""
+        return cls(**_plan_fields(plan))
+
+
+def _plan_fields(plan: planner.EvictionPlan) -> dict[str, Any]:
+    by_uid = {each.id: each for each in plan.plan.decisions}
+    victim = plan.victim
+    return {
+        "threshold": None if plan.selected is None else ThresholdStatus.of(plan.selected),
+        "reclaim": tuple(step.text for step in plan.reclaim),
+        "withheld": None if plan.withheld is None else Reason.of(plan.withheld),
+        "victim": None if victim is None else victim.pod.uid,
+        "grace_s": None if victim is None else victim.grace_s,
+        "message": None if victim is None else victim.message,
+        "ranking": tuple(RankedPodEntry.of(each, by_uid[each.pod.uid].reason) for each in plan.ranking),
+        "decisions": tuple(
+            PodDecision(uid=each.id, name=each.name, verdict=each.verdict.value, reason=Reason.of(each.reason))
+            for each in plan.plan.decisions
+        ),
+        "blocked": plan.plan.blocked,
+        "warnings": plan.plan.warnings,
+    }
+
+
+class EvictionRecord(EvictionPlan, frozen=True, kw_only=True):
+    """Record of an eviction in the history: its plan and its outcome.
+
+    Attributes:
+        signal: signal of the met threshold, or exceeded storage limit.
+        hurried: whether the grace period was shortened.
+        available_before: available amount at the decision; ``None`` for a storage limit, as for ``available_after``.
+        gained: increase of the available amount; ``None`` if a reading is missing.
+    """
+
+    signal: str
+    outcome: str
+    hurried: bool
+    available_before: Number | None
+    available_after: Number | None
+    gained: Number | None
+
+    @classmethod
+    def of_plan(  # noqa: PLR0913 - the outcome's fields
+        cls,
+        plan: planner.EvictionPlan,
+        *,
+        signal: str,
+        outcome: str,
+        hurried: bool,
+        available_before: float | None,
+        available_after: float | None,
+    ) -> EvictionRecord:
+        """Return the record of an executed plan."""
+        gained = None
+        if available_before is not None and available_after is not None:
+            gained = available_after - available_before
+        return cls(
+            **_plan_fields(plan),
+            signal=signal,
+            outcome=outcome,
+            hurried=hurried,
+            available_before=available_before,
+            available_after=available_after,
+            gained=gained,
+        )
+
+
+class RecordedThreshold(Part, frozen=True, kw_only=True):
+    """The printed fields of a recorded eviction's threshold."""
+
+    threshold: str
+    capacity: Number | None = None
+
+
+class RecordedRank(Part, frozen=True, kw_only=True):
+    """The printed fields of a ranked pod in a recorded eviction."""
+
+    rank: int
+    name: str
+    usage: int | None = None
+    request: int = 0
+    priority: int = 0
+    reason: str = ""
+
+
+class RecordedEviction(Part, frozen=True, kw_only=True):
+    """The printed fields of an eviction record. An older version may have written fewer fields."""
+
+    threshold: RecordedThreshold | None = None
+    ranking: tuple[RecordedRank, ...] = ()
+    available_before: Number | None = None
+    available_after: Number | None = None
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> RecordedEviction:
+        """Decode the eviction record of a pass in the history.
+
+        Raises:
+            DocumentError: a field has a value of the wrong type.
+        """
+        try:
+            return msgspec.convert(record, cls)
+        except msgspec.ValidationError as error:
+            raise DocumentError(f"cannot decode eviction record: {error}") from error
+
+
+class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION_PREVIEW.value):
+    """Preview of the next eviction, by current or by simulated readings.
+
+    Attributes:
+        simulated: simulated readings from the command line.
+        reclaim_first: node-level reclaim before ``plan``.
+        pods: facts by pod UID.
+        pod_memory_bytes: working set by pod UID; ``None`` if unknown.
+    """
+
+    simulated: tuple[str, ...]
+    daemon_evicts: bool
+    daemon_off_because: str
+    thresholds: tuple[ThresholdStatus, ...]
+    conditions: tuple[str, ...]
+    reclaim_first: tuple[str, ...]
+    plan: EvictionPlan
+    pods: dict[str, PodFacts]
+    pod_memory_bytes: dict[str, int | None]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(  # noqa: PLR0913 - the parts of the document
+        cls,
+        evaluation: Evaluation,
+        first: planner.EvictionPlan,
+        then: planner.EvictionPlan,
+        pods: Iterable[pressure.PodFacts],
+        *,
+        simulated: Iterable[str],
+        disabled_because: str,
+        warnings: Iterable[str],
+    ) -> EvictionPreview:
+        """Return the document of a preview: ``first`` with its reclaim steps, ``then`` after insufficient reclaim."""
+        facts = tuple(pods)
+        return cls(
+            simulated=tuple(simulated),
+            daemon_evicts=not disabled_because,
+            daemon_off_because=disabled_because,
+            thresholds=tuple(map(ThresholdStatus.of, evaluation.statuses)),
+            conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
+            reclaim_first=tuple(step.text for step in first.reclaim),
+            plan=EvictionPlan.of(then),
+            pods={each.uid: PodFacts.of(each) for each in facts},
+            pod_memory_bytes={each.uid: each.usage.memory_bytes if each.usage is not None else None for each in facts},
+            warnings=tuple(warnings),
+        )

@@ -1,0 +1,388 @@
+"""One eviction pass: node-level reclaim, then the choice of a pod and its eviction."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.eviction.actions import NO_VICTIM, PassResult, PodMeasurement
+from nodeagent.eviction.evictor import EvictionOutcome
+from nodeagent.eviction.node_reclaim import NodeReclaim, StepEnd
+from nodeagent.eviction.plan.planner import plan_eviction
+from nodeagent.eviction.plan.relief import UsageSample, add_sample
+from nodeagent.eviction.plan.thresholds import MEANINGS
+from nodeagent.eviction.pod_eviction import EffectWait, PodEviction, relieves_disk
+from nodeagent.eviction.reclaimer import IMAGE_ACTIONS
+from nodeagent.model.decision import ReasonCode
+from nodeagent.record import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.eviction.actions import Monitors, PassActions
+    from nodeagent.eviction.plan.api_eviction import HeldBack
+    from nodeagent.eviction.plan.planner import EvictionPlan
+    from nodeagent.eviction.plan.policy import EvictionPolicy
+    from nodeagent.eviction.plan.ranking import Eviction
+    from nodeagent.eviction.plan.readings import ThresholdStatus
+    from nodeagent.eviction.plan.reclaim import ReclaimStep
+    from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.signals import SignalReadings
+    from nodeagent.model.pods import PodInventory
+
+_MAX_FAILED: Final = 5
+_FAILED_KEPT_S: Final = 600.0
+_FAILED_ATTEMPTS: Final = 2
+_NOTHING_FOUND: Final = frozenset(
+    {PassResult.NO_POD, PassResult.NO_PRESSURE, PassResult.WAITING, PassResult.INEFFECTIVE, PassResult.URGENT}
+)
+_ENDS_THE_PASS: Final = frozenset({EvictionOutcome.EVICTED, EvictionOutcome.GONE, EvictionOutcome.DRY_RUN})
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Outcomes of earlier passes that restrict the next pass.
+
+    Attributes:
+        failed_s: monotonic times of failed evictions in seconds, by pod UID.
+        dry_run_steps: reclaim steps logged by a dry run since a threshold was met.
+    """
+
+    failed_s: dict[str, list[float]] = field(default_factory=dict)
+    dry_run_steps: set[ReclaimStep] = field(default_factory=set)
+
+    def excluded(self, now_s: float) -> dict[str, str]:
+        """Return the pods with repeated failed evictions in the last ten minutes: reason by pod UID.
+
+        A pod is retried after its first failure, since a hung runtime may respond by then and another pod would be
+        evicted otherwise.
+        """
+        since_s = now_s - _FAILED_KEPT_S
+        recent = {uid: [at_s for at_s in times if at_s > since_s] for uid, times in self.failed_s.items()}
+        self.failed_s = {uid: times for uid, times in recent.items() if times}
+        return {
+            uid: f"not stopped in {len(times)} attempts"
+            for uid, times in self.failed_s.items()
+            if len(times) >= _FAILED_ATTEMPTS
+        }
+
+
+class EvictionPass:
+    """One eviction pass: acts on one evaluation of the thresholds and evicts at most one pod.
+
+    Attributes:
+        covered: thresholds that need no second pass: this pass acts on their resource, or they have no victim.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the loop's parts, and those of this pass
+        self,
+        context: DaemonContext,
+        policy: EvictionPolicy,
+        actions: PassActions,
+        monitors: Monitors,
+        attempts: Attempts,
+        stop: asyncio.Event,
+    ) -> None:
+        """Create a pass; ``attempts`` is updated in place, ``stop`` ends the pass early."""
+        self._context = context
+        self._policy = policy
+        self._actions = actions
+        self._monitors = monitors
+        self._attempts = attempts
+        self._stop = stop
+        self._node_reclaim = NodeReclaim(context, actions, monitors)
+        self._effect_wait = EffectWait(context, actions, monitors.signals)
+        self._measurement = PodMeasurement(monitors)
+        self._reclaimed: set[ReclaimStep] = set()
+        self._has_reclaimed = False
+        self._without_victim: frozenset[Threshold] = frozenset()
+        self.covered: set[Threshold] = set()
+
+    async def run(
+        self, evaluation: Evaluation, readings: SignalReadings | None, is_limit_check_due: Callable[[], bool]
+    ) -> PassResult:
+        """Run node-level reclaim, then evict at most one pod, for a threshold or for the storage limit of the pod.
+
+        Args:
+            evaluation: status of the thresholds.
+            readings: the evaluated readings, for the first plan; ``None`` to read the signals again.
+            is_limit_check_due: returns whether to check the pods against their storage limits, if no threshold has a
+                victim.
+
+        Raises:
+            NodeAgentError: the pods or the image filesystem could not be read.
+        """
+        self.covered.update(each.threshold for each in evaluation.acting)  # until the first plan
+        try:
+            return await self._run(evaluation, readings, is_limit_check_due)
+        except asyncio.CancelledError:
+            self._node_reclaim.cancel()
+            raise
+        finally:
+            self._measurement.cancel()
+            await self._node_reclaim.finish()
+            if self._actions.images is not None:
+                self._actions.images.discard()
+
+    async def _run(
+        self, evaluation: Evaluation, readings: SignalReadings | None, is_limit_check_due: Callable[[], bool]
+    ) -> PassResult:
+        result = PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
+        while evaluation.acting:
+            before = self._without_victim
+            found, readings = await self._relieve(evaluation, readings), None
+            result = result if found is PassResult.NO_PRESSURE and before else found
+            if found not in NO_VICTIM:
+                break
+            if self._without_victim == before:
+                break
+        if (result in NO_VICTIM or not self._has_resource(evaluation)) and is_limit_check_due():
+            found = await self._evict_one(evaluation, with_disk=True)
+            return found if found not in _NOTHING_FOUND else result
+        return result
+
+    @staticmethod
+    def _has_resource(evaluation: Evaluation) -> bool:
+        """Return whether an eviction can relieve one of the thresholds acted on."""
+        return any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting)
+
+    async def _relieve(self, evaluation: Evaluation, readings: SignalReadings | None) -> PassResult:
+        """Act on the most urgent threshold for which a pod may still be evicted."""
+        plan = await self._reclaim(evaluation, readings)
+        if plan.selected is None:
+            return self._withheld(plan) or (PassResult.RECLAIMED if self._has_reclaimed else PassResult.NO_PRESSURE)
+        if plan.reclaim:
+            return PassResult.RECLAIMING
+        if self._actions.page_cache is not None and await self._actions.page_cache.relieve(plan.selected):
+            return PassResult.RECLAIMED
+        if plan.limited is not None:
+            self._without_victim |= {plan.selected.threshold}
+            return self._limited(plan)
+        with_disk = MEANINGS[plan.selected.threshold.signal].filesystem is not None
+        return await self._evict_one(evaluation, with_disk=with_disk)
+
+    async def _reclaim(self, evaluation: Evaluation, readings: SignalReadings | None) -> EvictionPlan:
+        """Run the reclaim steps one by one, measuring the effect of each; return the remaining plan.
+
+        If a step and all later steps cannot clear the threshold, the method returns while that step is running.
+
+        ``readings`` are the current readings for the first plan; ``None`` to read the signals.
+        """
+        while True:
+            plan = await self._plan(evaluation, readings or await self._monitors.signals.read(), None, {})
+            readings = None
+            if not plan.reclaim or plan.selected is None or self._stop.is_set():
+                return plan
+            if not self._actions.dry_run and self._monitors.signals.is_soon_exhausted(plan.selected):
+                self._begin_observations(plan)
+            step = plan.reclaim[0]
+            end = (
+                StepEnd.FINISHED if step in self._attempts.dry_run_steps else await self._run_step(step, plan.selected)
+            )
+            if end is StepEnd.INTERRUPTED:
+                return plan
+            if end is StepEnd.INSUFFICIENT:
+                self._has_reclaimed = True
+                self._reclaimed.update(plan.reclaim)
+                continue
+            if step in self._node_reclaim.failed and step.other is not None:
+                self._without_victim |= {plan.selected.threshold}  # no pod is evicted before image reclaim
+                continue
+            self._has_reclaimed = True
+            if end is not StepEnd.PARTIAL:
+                self._reclaimed.add(step)
+            readings = (await self._effect_wait.wait(plan)).readings
+            if self._actions.dry_run:
+                self._attempts.dry_run_steps.add(step)
+
+    def _begin_observations(self, plan: EvictionPlan) -> None:
+        """Begin what the next steps of a plan require, while its first step runs: space runs out within seconds."""
+        self._measurement.begin()
+        if self._actions.images is not None and any(each.action in IMAGE_ACTIONS for each in plan.reclaim):
+            self._actions.images.begin()
+
+    async def _run_step(self, step: ReclaimStep, status: ThresholdStatus) -> StepEnd:
+        return await self._node_reclaim.run_step(step, status, self._without_victim)
+
+    async def _evict_one(self, evaluation: Evaluation, *, with_disk: bool) -> PassResult:
+        """Evict the first pod in eviction order that can be stopped."""
+        started_at = self._context.clock.now()
+        excluded = self._attempts.excluded(self._context.clock.monotonic_s())
+        eviction = PodEviction(self._context, self._actions, self._monitors, self._effect_wait)
+        for _ in range(_MAX_FAILED):
+            if self._stop.is_set():
+                break
+            pods = await (
+                self._measurement.read(self._without_victim) if with_disk else self._monitors.pods.read_urgently()
+            )
+            if pods is None:
+                return PassResult.URGENT
+            pods = self._without_evicted(pods)
+            readings = await self._monitors.signals.read(filesystems=with_disk)
+            plan, held = await self._admitted(partial(self._plan, evaluation, readings, pods), excluded)
+            self._sample(pods, readings, with_disk=with_disk)
+            if plan.victim is None:
+                return await self._without_pod(plan, pods)
+            if (not_now := await self._not_now(plan, held)) is not None:
+                return not_now
+            result = await eviction.run(started_at, plan, plan.victim, pods, readings)
+            if result.outcome not in {EvictionOutcome.EVICTED, EvictionOutcome.DRY_RUN}:
+                self._monitors.pods.expire()  # the pod ended or changed since the list
+            if result.outcome in _ENDS_THE_PASS:
+                return PassResult(result.outcome.value)
+            uid = plan.victim.pod.uid
+            excluded[uid] = result.detail
+            held = self._held_back(plan.victim)
+            if held is not None and not held.tries_next:
+                return self._postponed(plan, held)
+            if result.outcome is EvictionOutcome.FAILED and relieves_disk(plan.victim):
+                self._attempts.failed_s.setdefault(uid, []).append(self._context.clock.monotonic_s())
+                break  # the pod may still end: its effect is outstanding; memory pressure permits no wait
+        return PassResult.FAILED
+
+    async def _admitted(
+        self, make_plan: Callable[[dict[str, str]], Awaitable[EvictionPlan]], excluded: dict[str, str]
+    ) -> tuple[EvictionPlan, HeldBack | None]:
+        """Return a plan without refused pods, and the reason to postpone its eviction; ``None`` if it may start.
+
+        If every candidate is refused and the threshold is hard, the victim is the first pod that may be deleted instead
+        of evicted.
+        """
+        plan = await make_plan(excluded)
+        while plan.victim is not None and (held := self._held_back(plan.victim)) is not None:
+            if not held.tries_next:
+                return plan, held
+            excluded[plan.victim.pod.uid] = held.text
+            plan = await make_plan(excluded)
+        admission, selected = self._actions.admission, plan.selected
+        if plan.victim is None and admission is not None and selected is not None and selected.threshold.hard:
+            permitted = admission.permit_deletion(excluded)
+            if permitted:
+                plan = await make_plan({uid: text for uid, text in excluded.items() if uid not in permitted})
+        return plan, None
+
+    def _held_back(self, eviction: Eviction) -> HeldBack | None:
+        admission = self._actions.admission
+        return None if admission is None else admission.held_back(eviction)
+
+    def _postponed(self, plan: EvictionPlan, held: HeldBack) -> PassResult:
+        """Log an eviction that waits for the API server; pass over its threshold, so that the next is acted on."""
+        if plan.selected is not None and plan.victim is not None and plan.victim.status is not None:
+            self._without_victim |= {plan.selected.threshold}
+        pod = plan.victim.pod if plan.victim is not None else None
+        self._monitors.reporter.log_pressure(
+            "eviction_postponed",
+            {
+                "pod_uid": "" if pod is None else pod.uid,
+                "pod_namespace": "" if pod is None else pod.namespace,
+                "pod_name": "" if pod is None else pod.name,
+                "threshold": "" if plan.selected is None else plan.selected.threshold.text,
+                "because": held.text,
+            },
+        )
+        return PassResult.POSTPONED
+
+    async def _not_now(self, plan: EvictionPlan, held: HeldBack | None) -> PassResult | None:
+        """Return the result of a pass that is postponed, stopped, paused or refused; ``None`` if it may evict.
+
+        A pass is also postponed if a running reclaim step may clear the threshold after all.
+        """
+        if self._node_reclaim.delays(plan.selected):
+            return PassResult.RECLAIMING
+        if held is not None and not self._actions.dry_run:
+            return self._postponed(plan, held)
+        paused = self._stop.is_set() or self._context.pass_lock.pause() is not None
+        return PassResult.CALLED_OFF if paused or await self._actions.refused() else None
+
+    def _without_evicted(self, pods: PodInventory) -> PodInventory:
+        """Return the pods without those that were evicted after the runtime listed them."""
+        ended = {
+            each.uid
+            for each in self._context.eviction.victims
+            if each.verified and each.at_s >= pods.observed_at.monotonic_s
+        }
+        return replace(pods, facts=tuple(each for each in pods.facts if each.uid not in ended)) if ended else pods
+
+    async def _plan(
+        self, evaluation: Evaluation, readings: SignalReadings, pods: PodInventory | None, excluded: dict[str, str]
+    ) -> EvictionPlan:
+        layout = await self._monitors.signals.layout()
+        plan = plan_eviction(
+            replace(evaluation, state=self._context.eviction),
+            pods.facts if pods is not None else None,
+            self._policy,
+            layout=layout.layout,
+            now=readings.at,
+            observations=readings.observations,
+            reclaimed=frozenset(self._reclaimed),
+            excluded=excluded,
+            without_victim=self._without_victim,
+            others=layout.others,
+            removes_volumes=self._actions.removes_volumes(),
+        )
+        relieved = None if plan.selected is None else MEANINGS[plan.selected.threshold.signal].resource
+        statuses = (each.threshold for each in evaluation.statuses)
+        self.covered.clear()
+        self.covered |= plan.without_victim | {each for each in statuses if MEANINGS[each.signal].resource is relieved}
+        return plan
+
+    def _sample(self, pods: PodInventory, readings: SignalReadings, *, with_disk: bool) -> None:
+        """Record the usage of the pods, with which the next plan measures their growth."""
+        state = self._context.eviction
+        sample = UsageSample.of(pods.facts, readings.observations, readings.at, with_disk=with_disk)
+        self._context.eviction = replace(state, samples=add_sample(state.samples, sample))
+
+    async def _without_pod(self, plan: EvictionPlan, pods: PodInventory) -> PassResult:
+        """Log a plan without a victim, record the thresholds that it passed over, and return the result of the pass."""
+        if plan.undecided:
+            return PassResult.PRESSURE
+        await self._report_unrelieved(plan, pods)
+        passed_over, self._without_victim = plan.without_victim - self._without_victim, plan.without_victim
+        if plan.limited is not None:
+            return self._limited(plan)
+        if plan.withheld is None and (plan.pods_may_be_chosen or passed_over):
+            return PassResult.NO_POD
+        return self._withheld(plan) or PassResult.NO_PRESSURE
+
+    async def _report_unrelieved(self, plan: EvictionPlan, pods: PodInventory) -> None:
+        """Record and log the shortage that no eviction ends, once, with the largest consumers outside of pods."""
+        statement, selected = plan.unrelieved, plan.selected
+        if statement is None or selected is None:
+            return
+        threshold = selected.threshold
+        known = self._context.eviction.unrelieved.get(threshold)
+        outside = known.outside if known is not None else await self._consumers(threshold, pods)
+        statement = replace(statement, outside=outside)
+        state = self._context.eviction
+        self._context.eviction = replace(state, unrelieved={**state.unrelieved, threshold: statement})
+        self._monitors.reporter.log_no_evictable_pod(plan, statement)
+
+    async def _consumers(self, threshold: Threshold, pods: PodInventory) -> tuple[str, ...]:
+        """Return the largest consumers outside of pods; empty if a hard memory or PID threshold is met meanwhile."""
+        if self._actions.find_consumers is None:
+            return ()
+        work = asyncio.ensure_future(self._actions.find_consumers(threshold.signal, pods))
+        try:
+            return () if await self._monitors.signals.shortage_before(work, {threshold}) else await work
+        finally:
+            work.cancel()
+
+    def _limited(self, plan: EvictionPlan) -> PassResult:
+        """Log that the eviction limit is reached, and return the result of the pass."""
+        threshold = "" if plan.selected is None else plan.selected.threshold.text
+        self._monitors.reporter.log_pressure(
+            "eviction_limit_reached", {"why": "; ".join(plan.plan.warnings), "threshold": threshold}, level="error"
+        )
+        return PassResult.SLOWED if plan.slowed else PassResult.LIMITED
+
+    def _withheld(self, plan: EvictionPlan) -> PassResult | None:
+        """Log an outstanding effect that withholds evictions; return the pass result, ``None`` without an effect."""
+        if plan.withheld is None:
+            return None
+        self._monitors.reporter.log_withheld(plan.withheld)
+        ineffective = plan.withheld.code is ReasonCode.EVICTION_INEFFECTIVE
+        return PassResult.INEFFECTIVE if ineffective else PassResult.WAITING

@@ -1,0 +1,201 @@
+"""Eviction signals from kernel files.
+
+An unreadable signal is omitted, with a warning that names the file and the fault: its thresholds are then neither met
+nor cleared.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import ObservationError
+from nodeagent.eviction.plan.memory_model import estimate_memory
+from nodeagent.host.filesystems import is_read_only, read_filesystem
+from nodeagent.host.meminfo import MemoryReader, parse_pairs, read_number, read_text, read_totals, require
+from nodeagent.model.pressure import MemorySource, Moment, Observation, Signal
+from nodeagent.record import Record, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nodeagent.clock import Clock
+    from nodeagent.model import FsObservation
+    from nodeagent.model.pressure import OtherImageFilesystem
+
+_ROOT: Final = Path("/")
+_NO_LIMIT: Final = 1 << 62  # Source: kubelet, a larger memory limit means unlimited
+_PODS: Final = ("kubepods.slice", "kubepods")
+
+
+class SignalPaths(Record):
+    """A path on each filesystem; ``None`` for an unknown or skipped filesystem."""
+
+    nodefs: str | None
+    imagefs: str | None = None
+    containerfs: str | None = None
+
+
+def read_other_filesystem(other: OtherImageFilesystem, clock: Clock) -> tuple[Observation, ...]:
+    """Return the readings of an additional image filesystem.
+
+    Raises:
+        ObservationError: the filesystem cannot be read; it is read-only, so that no removal frees space; or another
+            filesystem is mounted at its path, such as after an unmount.
+    """
+    usage = read_filesystem(other.path, clock)
+    if usage.device_id != other.device_id:
+        raise ObservationError(f"{other.path} is on another filesystem than before; its thresholds are not evaluated")
+    if is_read_only(other.path):
+        raise ObservationError(f"{other.path} is read-only; its thresholds are not evaluated")
+    signals = (Signal.IMAGEFS_AVAILABLE, Signal.IMAGEFS_INODES_FREE)
+    return tuple(replace(each, path=other.path) for each in _observations(usage, clock, *signals))
+
+
+def read_signals(  # noqa: PLR0913 - one argument for each source of the readings
+    paths: SignalPaths,
+    clock: Clock,
+    *,
+    source: MemorySource = MemorySource.WORKING_SET,
+    kernel_estimate: bool = False,
+    memory: MemoryReader | None = None,
+    root: Path = _ROOT,
+) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
+    """Return a reading of every signal of this node, and a warning for each unreadable signal.
+
+    Args:
+        paths: a path on each filesystem.
+        clock: clock that supplies the time of each reading.
+        source: formula of available memory.
+        kernel_estimate: whether to read ``MemAvailable`` in addition to the kubelet's formula.
+        memory: reader of the node's memory with its earlier readings; ``None`` for a reader without earlier readings.
+        root: parent of ``proc`` and ``sys``.
+
+    Without paths, only kernel files are read: the kernel answers from memory, and no disk can delay the answer.
+    """
+    memory, stalls = memory or MemoryReader(root), list[Observation]()
+
+    def read_stalls() -> list[Observation]:
+        stalls.extend(_stalls(root, _moment(clock), "memory", Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL))
+        return stalls
+
+    found, warnings = _read_each(
+        read_stalls,
+        lambda: [_memory(memory, _moment(clock), source, _stall_percent(stalls), kernel_estimate=kernel_estimate)],
+        lambda: _allocatable(root, _moment(clock)),
+        lambda: [_pids(root, _moment(clock))],
+        lambda: _swap(_moment(clock)),
+        lambda: _stalls(root, _moment(clock), "io", Signal.IO_PSI_SOME, Signal.IO_PSI_FULL),
+    )
+    of_filesystems, unread = read_filesystem_signals(paths, clock)
+    return (*found, *of_filesystems), (*warnings, *unread)
+
+
+def read_filesystem_signals(paths: SignalPaths, clock: Clock) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
+    """Return the readings of the filesystems, and a warning for each unreadable signal; arguments as above."""
+    return _read_each(
+        lambda: _filesystem(paths.nodefs, clock, Signal.NODEFS_AVAILABLE, Signal.NODEFS_INODES_FREE),
+        lambda: _filesystem(paths.imagefs, clock, Signal.IMAGEFS_AVAILABLE, Signal.IMAGEFS_INODES_FREE),
+        lambda: _filesystem(paths.containerfs, clock, Signal.CONTAINERFS_AVAILABLE, Signal.CONTAINERFS_INODES_FREE),
+    )
+
+
+def _read_each(*readers: Callable[[], Iterable[Observation]]) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
+    found: list[Observation] = []
+    warnings: list[str] = []
+    for read in readers:
+        try:
+            found += read()
+        except ObservationError as error:
+            warnings.append(str(error))
+    return tuple(found), tuple(warnings)
+
+
+def _moment(clock: Clock) -> Moment:
+    return Moment(clock.now(), clock.monotonic_s())
+
+
+def _memory(
+    memory: MemoryReader, now: Moment, source: MemorySource, stall_percent: float | None, *, kernel_estimate: bool
+) -> Observation:
+    read, capacity = memory.read(source, now.monotonic_s, kernel_estimate=kernel_estimate, stall_percent=stall_percent)
+    return Observation(Signal.MEMORY_AVAILABLE, estimate_memory(read).available, capacity, now, read)
+
+
+def _stall_percent(found: Iterable[Observation]) -> float | None:
+    return next((each.available for each in found if each.signal is Signal.MEMORY_PSI_SOME), None)
+
+
+def _allocatable(root: Path, now: Moment) -> list[Observation]:
+    """Return the available part of the pods' memory limit; empty without a pod cgroup or limit."""
+    for name in _PODS:
+        group = root / "sys/fs/cgroup" / name
+        if not (group / "memory.max").exists():
+            continue
+        text = read_text(group / "memory.max").strip()
+        if text == "max" or not text.isdecimal() or int(text) >= _NO_LIMIT:
+            return []
+        limit = int(text)
+        inactive = require(parse_pairs(read_text(group / "memory.stat")), "inactive_file", group / "memory.stat")
+        working_set = max(0, read_number(group / "memory.current") - inactive)
+        return [Observation(Signal.ALLOCATABLE_MEMORY_AVAILABLE, max(0, limit - working_set), limit, now)]
+    return []
+
+
+def _pids(root: Path, now: Moment) -> Observation:
+    """Return the available PIDs: the lower of two limits minus the existing threads.
+
+    Source: kubelet ``pidlimit.Stats``; proc(5), ``loadavg``, ``pid_max``, ``threads-max``.
+    """
+    limits = []
+    for name in ("pid_max", "threads-max"):
+        path = root / "proc/sys/kernel" / name
+        if path.exists():
+            limits.append(read_number(path))
+    if not limits:
+        raise ObservationError(f"{root / 'proc/sys/kernel'}: neither pid_max nor threads-max exists")
+    path = root / "proc/loadavg"
+    words = read_text(path).split()
+    tasks = words[3].partition("/")[2] if len(words) > 3 else ""
+    if not tasks.isdecimal():
+        raise ObservationError(f"{path}: {' '.join(words)!r} has no task count")
+    return Observation(Signal.PID_AVAILABLE, max(0, min(limits) - int(tasks)), min(limits), now)
+
+
+def _swap(now: Moment) -> list[Observation]:
+    """Return the free swap; empty on a node without swap."""
+    _, swap, free = read_totals()
+    return [Observation(Signal.SWAP_FREE, free, swap, now)] if swap else []
+
+
+def _stalls(root: Path, now: Moment, resource: str, some: Signal, full: Signal) -> list[Observation]:
+    """Return the ten-second stall averages; empty on a kernel without PSI. Source: kernel psi.rst."""
+    path = root / "proc/pressure" / resource
+    if not path.exists():
+        return []
+    found = []
+    for line in read_text(path).splitlines():
+        kind, *fields = line.split()
+        signal = {"some": some, "full": full}.get(kind)
+        values = dict(field.partition("=")[::2] for field in fields)
+        try:
+            average = float(values["avg10"])
+        except (KeyError, ValueError) as error:
+            raise ObservationError(f"{path}: {line!r} has no avg10") from error
+        if signal is not None:
+            found.append(Observation(signal, average, 100.0, now))
+    return found
+
+
+def _filesystem(path: str | None, clock: Clock, available: Signal, inodes: Signal) -> list[Observation]:
+    if path is None:
+        return []
+    return _observations(read_filesystem(path, clock), clock, available, inodes)
+
+
+def _observations(usage: FsObservation, clock: Clock, available: Signal, inodes: Signal) -> list[Observation]:
+    now = _moment(clock)
+    found = [Observation(available, usage.available_bytes, usage.capacity_bytes, now)]
+    if usage.inodes:  # Btrfs allocates inodes dynamically and reports 0
+        found.append(Observation(inodes, usage.inodes_free, usage.inodes, now))
+    return found

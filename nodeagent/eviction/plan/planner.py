@@ -1,0 +1,423 @@
+"""Eviction plan of one pass: reclaim steps, or the pod to evict, with a reason for every other pod."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.eviction.plan.local_storage import find_violation, limit_message, offenders, pressure_message
+from nodeagent.eviction.plan.memory_model import is_cache_in_use
+from nodeagent.eviction.plan.policy import Protection
+from nodeagent.eviction.plan.ranking import Eviction, Placement, not_there_reason, rank_pods
+from nodeagent.eviction.plan.reclaim import reclaim_steps
+from nodeagent.eviction.plan.relief import drives_shortage, measure_growth, no_relief_reasons, unrelieved
+from nodeagent.eviction.plan.selected_threshold import select_threshold
+from nodeagent.eviction.plan.state import limit_reached
+from nodeagent.eviction.plan.thresholds import MEANINGS
+from nodeagent.model.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.model.pressure import Resource
+from nodeagent.record import Record, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from nodeagent.eviction.plan.local_storage import Violation
+    from nodeagent.eviction.plan.policy import EvictionPolicy
+    from nodeagent.eviction.plan.ranking import RankedPod
+    from nodeagent.eviction.plan.readings import ThresholdStatus
+    from nodeagent.eviction.plan.reclaim import ReclaimStep
+    from nodeagent.eviction.plan.relief import Unrelieved
+    from nodeagent.eviction.plan.selected_threshold import SelectedThreshold
+    from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.model.decision import Detail
+    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem, PodFacts, Signal
+
+DEFAULT_TERMINATION_GRACE_S: Final = 30.0
+"""Grace period in seconds if that of a pod is unknown. Source: Kubernetes ``terminationGracePeriodSeconds``."""
+
+
+class EvictionPlan(Record):
+    """Actions of one eviction pass, with the decision on every pod.
+
+    Attributes:
+        plan: exactly one decision for each pod: the evicted pod first, then the others by rank, then by UID.
+        selected: the selected threshold; ``None`` if no threshold is selected or the eviction is for a storage limit.
+        reclaim: steps of node-level reclaim to run now, in order. After each step the caller reads the signals and
+            plans again with the step in ``reclaimed``; no pod is evicted before all steps are run.
+        pods_may_be_chosen: whether the pass has reached the choice of a pod; ``victim`` is ``None`` if every pod is
+            protected.
+        ranking: all pods ranked for the selected threshold, including protected pods.
+        victim: the pod to evict; ``None`` if no pod is evicted.
+        withheld: reason why no action is taken for another met threshold, with its outstanding effect; else ``None``.
+        limited: reason why no pod may be evicted, if the limit of evictions per window is reached; else ``None``.
+        without_victim: met thresholds for which no pod can be evicted now.
+        unrelieved: statement if no eviction ends the shortage of the selected threshold; else ``None``.
+        undecided: whether a pod is kept only until its growth is measured.
+    """
+
+    plan: Plan
+    selected: ThresholdStatus | None = None
+    reclaim: tuple[ReclaimStep, ...] = ()
+    pods_may_be_chosen: bool = False
+    ranking: tuple[RankedPod, ...] = ()
+    victim: Eviction | None = None
+    withheld: Reason | None = None
+    limited: Reason | None = None
+    without_victim: frozenset[Threshold] = frozenset()
+    unrelieved: Unrelieved | None = None
+    undecided: bool = False
+
+    @property
+    def slowed(self) -> bool:
+        """Whether the eviction is delayed because evictions are spaced out above the limit per window."""
+        return self.limited is not None and self.limited.code is ReasonCode.EVICTION_SLOWED
+
+
+def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
+    evaluation: Evaluation,
+    pods: Iterable[PodFacts] | None,
+    policy: EvictionPolicy,
+    *,
+    layout: FilesystemLayout,
+    now: Moment,
+    observations: Iterable[Observation] | None = None,
+    reclaimed: AbstractSet[ReclaimStep] = frozenset(),
+    excluded: Mapping[str, str] = NO_FAILURES,
+    without_victim: AbstractSet[Threshold] = frozenset(),
+    others: Collection[OtherImageFilesystem] = (),
+    removes_volumes: bool = False,
+) -> EvictionPlan:
+    """Return a plan that evicts at most one pod, independent of the order of pods and thresholds.
+
+    The plan selects the most urgent threshold that is due, has a resource to reclaim, is still met by the latest
+    readings, and has no outstanding effect. Node-level reclaim for this threshold precedes the eviction of the first
+    unprotected pod of the ranking whose eviction helps (:func:`no_relief_reasons`); after an eviction that freed too
+    little, of the first pod that drives the shortage. The next threshold is selected if no pod can be evicted for the
+    first. Without a victim, and before pods for a soft threshold, a pod over its own storage limit is evicted.
+
+    Args:
+        evaluation: status of the thresholds, with the recent evictions and the outstanding effects in its state.
+        pods: all pods of the node; ``None`` to select a threshold only.
+        policy: protected pods, grace periods and limits.
+        layout: which filesystems share a device.
+        others: the image filesystems other than the first.
+        now: time of this decision, after the latest readings.
+        observations: readings newer than the evaluated readings; ``None`` to use the evaluated readings.
+        reclaimed: steps already run in this pass.
+        excluded: cause of the failure by pod UID, for pods with a failed eviction earlier in this pass.
+        without_victim: thresholds for which an earlier plan of this pass found no victim; not selected again.
+        removes_volumes: whether an eviction also removes the volumes of the pod.
+
+    Source: kubelet ``synchronize``, from local storage eviction on, and ``evictPod``.
+    """
+    placement = Placement(layout, others, removes_volumes=removes_volumes)
+    planner = _Planner(evaluation, pods or (), policy, placement, now, excluded)
+    passed_over = frozenset(without_victim)
+    first: EvictionPlan | None = None
+    withheld: Reason | None = None
+    while True:
+        selected = select_threshold(
+            evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed, without_victim=passed_over
+        )
+        plan = planner.act_on(selected, reclaimed)
+        withheld = withheld or plan.withheld
+        plan = replace(plan, withheld=withheld)
+        threshold = None if selected.status is None else selected.status.threshold
+        if threshold is None or not threshold.hard:
+            for_limit = planner.evict_for_limit(plan)
+            if for_limit is not None:
+                return replace(for_limit, without_victim=passed_over)
+        first = first or plan
+        if threshold is None or pods is None:
+            return planner.report_suspended_limits(replace(first, withheld=withheld, without_victim=passed_over))
+        if plan.victim is not None or plan.reclaim or plan.slowed:
+            return replace(plan, without_victim=passed_over)
+        passed_over |= {threshold}
+
+
+def eviction_order(  # noqa: PLR0913 - one argument for each input of a pass
+    evaluation: Evaluation,
+    pods: Iterable[PodFacts],
+    policy: EvictionPolicy,
+    signal: Signal,
+    *,
+    layout: FilesystemLayout,
+    now: Moment,
+    others: Collection[OtherImageFilesystem] = (),
+    removes_volumes: bool = False,
+) -> tuple[tuple[RankedPod, Reason | None], ...]:
+    """Return the unfinished pods in eviction order for a signal, each with the reason to keep it.
+
+    The reason is ``None`` for a pod that a plan for this signal may evict. Pods whose eviction does not help are known
+    only while a threshold of the signal is met. The arguments are those of :func:`plan_eviction`.
+    """
+    placement = Placement(layout, others, removes_volumes=removes_volumes)
+    planner = _Planner(evaluation, pods, policy, placement, now, NO_FAILURES)
+    of_others = frozenset(each.threshold for each in evaluation.statuses if each.threshold.signal is not signal)
+    selected = select_threshold(
+        evaluation, None, policy, layout=layout, now=now, reclaimed=frozenset(), without_victim=of_others
+    )
+    return planner.order(signal, selected)
+
+
+def effective_grace_s(threshold: Threshold | None, pod: PodFacts, policy: EvictionPolicy) -> float:
+    """Return the termination grace period of an eviction in seconds; ``threshold`` is ``None`` for a storage limit.
+
+    Source: kubelet ``synchronize``: ``immediateEvictionGracePeriodSeconds``, ``MaxPodGracePeriodSeconds``.
+    """
+    if threshold is None or threshold.hard:
+        return policy.hard_grace_s
+    own_s, cap_s = pod.termination_grace_s.value, policy.max_pod_grace_s
+    if own_s is None:
+        return cap_s if cap_s > 0 else DEFAULT_TERMINATION_GRACE_S
+    return min(own_s, cap_s) if cap_s > 0 else own_s
+
+
+class _Planner:
+    """Planner of one pass: the pods, and the reason to keep each protected pod."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each input of a pass
+        self,
+        evaluation: Evaluation,
+        pods: Iterable[PodFacts],
+        policy: EvictionPolicy,
+        placement: Placement,
+        now: Moment,
+        excluded: Mapping[str, str],
+    ) -> None:
+        self._evaluation = evaluation
+        self._pods = sorted(dict.fromkeys(pods), key=lambda pod: (pod.uid, pod.namespace, pod.name))
+        self._policy = policy
+        self._layout = placement.layout
+        self._placement = placement
+        self._now = now
+        self._protection = Protection(self._pods, policy)
+        self._excluded = excluded
+        self._kept = {id(pod): reason for pod in self._pods if (reason := self._keep_reason(pod)) is not None}
+        self._limits: list[Reason] = []
+
+    def pods_over_limits(self) -> list[tuple[PodFacts, Violation]]:
+        """Return the unprotected pods over their own storage limits, in eviction order."""
+        if not self._policy.local_storage_isolation:
+            return []
+        found = [
+            (pod, violation)
+            for pod in self._pods
+            if id(pod) not in self._kept and (violation := find_violation(pod, self._layout)) is not None
+        ]
+        return sorted(found, key=lambda each: (each[0].priority.value or 0, -each[1].excess_bytes, each[0].uid))
+
+    def evict_for_limit(self, otherwise: EvictionPlan) -> EvictionPlan | None:
+        """Return the plan that evicts a pod over its own storage limit.
+
+        The result is ``None`` if no unprotected pod is over its storage limit or the limit of evictions per window is
+        reached. ``otherwise`` is the plan for the selected threshold.
+        """
+        over_limits = self.pods_over_limits()
+        if not over_limits or self._limited(None) is not None:
+            return None
+        pod, violation = over_limits[0]
+        victim = Eviction(
+            pod=pod,
+            reason=violation.reason,
+            signal=violation.limit.value,
+            starved=Resource.EPHEMERAL_STORAGE,
+            status=None,
+            ranked=None,
+            grace_s=effective_grace_s(None, pod, self._policy),
+            message=limit_message(violation),
+        )
+        others = Reason(ReasonCode.ANOTHER_POD_EVICTED, {"victim": _name(pod)})
+        decisions = [
+            Decision(ItemKind.POD, pod.uid, _name(pod), Verdict.REMOVE, victim.reason, violation.usage_bytes),
+            *(self._keep(each, others) for each in self._pods if each is not pod),
+        ]
+        plan = self._plan(decisions)
+        return EvictionPlan(plan, pods_may_be_chosen=True, victim=victim, withheld=otherwise.withheld)
+
+    def report_suspended_limits(self, plan: EvictionPlan) -> EvictionPlan:
+        """Return ``plan`` with the eviction limit as reason to keep pods over their storage limits.
+
+        ``plan`` has no victim. The result is ``plan`` without changes if the eviction limit is not reached or no pod is
+        over its storage limit.
+        """
+        over_limits = {pod.uid for pod, _ in self.pods_over_limits()}
+        reason = self._limited(None) if over_limits else None
+        if reason is None:
+            return plan
+        decisions = tuple(
+            replace(each, reason=reason) if each.id in over_limits else each for each in plan.plan.decisions
+        )
+        warnings = dict.fromkeys((*plan.plan.warnings, f"no pod is evicted: {reason.sentence}"))
+        changed = replace(plan.plan, decisions=decisions, warnings=tuple(warnings))
+        return replace(plan, plan=changed, limited=plan.limited or reason)
+
+    def act_on(self, selected: SelectedThreshold, reclaimed: AbstractSet[ReclaimStep]) -> EvictionPlan:
+        """Return the plan for the selected threshold: reclaim steps, the eviction of a pod, or no action."""
+        status = selected.status
+        if status is None:
+            decisions = [self._keep(pod, selected.reason) for pod in self._pods]
+            return EvictionPlan(self._plan(decisions, blocked=selected.blocked), withheld=selected.withheld)
+        signal, other = status.threshold.signal, status.threshold.filesystem
+        steps = tuple(step for step in reclaim_steps(signal, self._layout, other) if step not in reclaimed)
+        candidates = [pod for pod in self._pods if self._not_there_reason(pod, status) is None]
+        ranking = rank_pods(candidates, signal, self._placement_for(status))
+        limited = None if steps else self._limited(status.threshold)
+        common_reason = limited
+        if steps:
+            texts = tuple(step.text for step in steps)
+            common_reason = Reason(ReasonCode.RECLAIM_FIRST, {"threshold": status.threshold.text, "steps": texts})
+        if common_reason is not None:
+            decisions = [self._keep(pod, common_reason) for pod in self._by_rank(ranking)]
+            plan = self._plan(decisions)
+            return EvictionPlan(plan, status, steps, ranking=ranking, withheld=selected.withheld, limited=limited)
+        return self._choose(status, selected, ranking)
+
+    def _choose(
+        self, status: ThresholdStatus, selected: SelectedThreshold, ranking: tuple[RankedPod, ...]
+    ) -> EvictionPlan:
+        """Return the plan that evicts the first unprotected pod of the ranking whose eviction helps."""
+        reason = selected.reason
+        protected = {id(pod): why for pod in self._pods if (why := self._not_there_reason(pod, status)) is not None}
+        protected |= self._protected(ranking)
+        kept = self._no_relief_reasons(status, selected, ranking) | protected
+        first = next((each for each in ranking if id(each.pod) not in kept), None)
+        ranked_by_pod = {id(each.pod): each for each in ranking}
+        victim = None if first is None else self._victim(status, reason, first)
+        decisions, warnings = [], []
+        for pod in self._by_rank(ranking):
+            ranked = ranked_by_pod.get(id(pod))
+            if ranked is None or id(pod) in kept:
+                decisions.append(self._keep(pod, kept.get(id(pod), reason)))
+            elif victim is not None and ranked is first:
+                decisions.insert(0, _decide(ranked, Verdict.REMOVE, victim.reason))
+            else:
+                later = Reason(ReasonCode.RANKED_LATER, {**_numbers(ranked), "of": len(ranking)})
+                decisions.append(_decide(ranked, Verdict.KEEP, later))
+        undecided = victim is None and any(each.code is ReasonCode.GROWTH_UNKNOWN for each in kept.values())
+        statement = None
+        if victim is None and not undecided:
+            statement = unrelieved(status, ranking, self._pods, protected)
+            warnings.append(statement.sentence)
+        return EvictionPlan(
+            self._plan(decisions, warnings),
+            status,
+            pods_may_be_chosen=True,
+            ranking=ranking,
+            victim=victim,
+            withheld=selected.withheld if victim is not None else selected.withheld or selected.ineffective,
+            unrelieved=statement,
+            undecided=undecided,
+        )
+
+    def order(self, signal: Signal, selected: SelectedThreshold) -> tuple[tuple[RankedPod, Reason | None], ...]:
+        """Return the pods ranked for a signal with the reason to keep each; ``selected`` is a threshold of it."""
+        status = selected.status
+        ranking = rank_pods(self._pods, signal, self._placement if status is None else self._placement_for(status))
+        kept = {} if status is None else self._no_relief_reasons(status, selected, ranking)
+        kept |= self._protected(ranking)
+        return tuple((each, kept.get(id(each.pod))) for each in ranking)
+
+    def _protected(self, ranking: Iterable[RankedPod]) -> dict[int, Reason]:
+        """Return the reason to keep each pod that is protected or not measured, by the ``id`` of its facts."""
+        return self._kept | {
+            id(each.pod): why
+            for each in ranking
+            if id(each.pod) not in self._kept and (why := self._protection.unmeasured_reason(each)) is not None
+        }
+
+    def _no_relief_reasons(
+        self, status: ThresholdStatus, selected: SelectedThreshold, ranking: tuple[RankedPod, ...]
+    ) -> dict[int, Reason]:
+        """Return the reason to keep each ranked pod whose eviction does not help, by the ``id`` of its facts."""
+        if self._policy.always_evict:
+            return {}
+        placement = self._placement_for(status)
+        state = self._evaluation.state
+        growth = measure_growth(state.samples, state.recent, ranking, status, placement, self._now)
+        if selected.ineffective is not None:
+            return {
+                id(each.pod): selected.ineffective
+                for each in ranking
+                if not drives_shortage(each, status, growth, self._policy)
+            }
+        return no_relief_reasons(ranking, status, growth, self._policy)
+
+    def _placement_for(self, status: ThresholdStatus) -> Placement:
+        cache_in_use = is_cache_in_use(status.observation)
+        return self._placement._replace(ranked=status.threshold.filesystem, cache_in_use=cache_in_use)
+
+    def _victim(self, status: ThresholdStatus, reason: Reason, ranked: RankedPod) -> Eviction:
+        over_request = offenders(ranked.pod, ranked.resource)
+        return Eviction(
+            pod=ranked.pod,
+            reason=Reason(reason.code, {**reason.details, **_numbers(ranked)}),
+            signal=status.threshold.signal.value,
+            starved=ranked.resource,
+            status=status,
+            ranked=ranked,
+            grace_s=effective_grace_s(status.threshold, ranked.pod, self._policy),
+            message=pressure_message(status, ranked.resource, over_request),
+        )
+
+    def _not_there_reason(self, pod: PodFacts, status: ThresholdStatus) -> Reason | None:
+        return not_there_reason(pod, status.threshold, self._layout, self._placement.others)
+
+    def _keep_reason(self, pod: PodFacts) -> Reason | None:
+        if pod.uid in self._excluded:
+            return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._excluded[pod.uid]})
+        effects = self._evaluation.state.outstanding
+        if any(each.uid == pod.uid and self._now.monotonic_s < each.until_s for each in effects):
+            return Reason(ReasonCode.BEING_EVICTED)
+        return self._protection.keep_reason(pod)
+
+    def _limited(self, threshold: Threshold | None) -> Reason | None:
+        """Return the reason why the eviction limit permits no eviction now, and record the reason as a warning.
+
+        ``threshold`` is ``None`` for an eviction for a storage limit. The result is ``None`` below the limit.
+        """
+        reason = limit_reached(self._evaluation.state, self._policy, self._now, threshold)
+        if reason is not None:
+            self._limits.append(reason)
+        return reason
+
+    def _keep(self, pod: PodFacts, default: Reason) -> Decision:
+        """Return the decision to keep a pod; ``default`` is the reason if no rule protects this pod."""
+        reason = self._kept.get(id(pod), default)
+        verdict = Verdict.FAILED if reason.code is ReasonCode.FAILED_EARLIER else Verdict.KEEP
+        return Decision(ItemKind.POD, pod.uid, _name(pod), verdict, reason)
+
+    def _by_rank(self, ranking: tuple[RankedPod, ...]) -> list[PodFacts]:
+        """Return all pods: the ranked pods by rank, then the others by UID."""
+        ranks = {id(each.pod): each.rank for each in ranking}
+        return sorted(self._pods, key=lambda pod: ranks.get(id(pod), len(ranking) + 1))
+
+    def _plan(self, decisions: Iterable[Decision], warnings: Iterable[str] = (), *, blocked: str = "") -> Plan:
+        listed = tuple(decisions)
+        return Plan("pods", self._now.at, listed, warnings=(*self._warnings(), *warnings), blocked=blocked)
+
+    def _warnings(self) -> Iterator[str]:
+        yield from (rejection.sentence for rejection in self._evaluation.rejections)
+        for status in self._evaluation.acting:
+            if MEANINGS[status.threshold.signal].resource is None:
+                yield f"{status.threshold.text} is met, but no pod is evicted for it"
+        for reason in self._limits:
+            yield f"no pod is evicted: {reason.sentence}"
+
+
+def _decide(ranked: RankedPod, verdict: Verdict, reason: Reason) -> Decision:
+    """Return a decision on a pod, with the bytes or inodes that its eviction frees."""
+    frees = None if ranked.frees is None or ranked.stalled_percent is not None else int(ranked.frees)
+    frees_bytes = frees if ranked.resource in {Resource.MEMORY, Resource.EPHEMERAL_STORAGE} else None
+    frees_inodes = frees if ranked.resource is Resource.INODES else None
+    pod = ranked.pod
+    return Decision(ItemKind.POD, pod.uid, _name(pod), verdict, reason, frees_bytes, frees_inodes)
+
+
+def _numbers(ranked: RankedPod) -> dict[str, Detail]:
+    return {**ranked.details, "measure": ranked.measure, "note": ranked.note}
+
+
+def _name(pod: PodFacts) -> str:
+    return f"{pod.namespace}/{pod.name}"

@@ -1,0 +1,242 @@
+"""Node-level reclaim: the steps that run before a pod is evicted, and the removals of a step that are needed."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Unit
+from nodeagent.gc.plan.image_targets import SpaceNeeded
+from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Resource, Signal
+from nodeagent.record import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodeagent.eviction.plan.readings import ThresholdStatus
+    from nodeagent.model import Container, NodeSnapshot
+    from nodeagent.model.node import LogSpace
+    from nodeagent.model.pressure import OtherImageFilesystem
+
+GROWTH_S: Final = 30.0
+"""Seconds of growth that a removal outlasts to end a shortage; the eviction of a pod may take as long."""
+
+
+class ReclaimAction(StrEnum):
+    """Kind of node-level reclaim.
+
+    ``DEAD_CONTAINERS``: dead containers and sandboxes, including those of finished pods, and on nodefs the logs of
+    deleted pods. ``LOGS``: logs of deleted pods, with their containers and sandboxes. ``UNUSED_IMAGES``: unused images
+    that are above the minimum age and can be pulled again. ``IRREPLACEABLE_IMAGES``: unused images that cannot be
+    pulled again, unless the configuration keeps them or the shortage would remain.
+    """
+
+    DEAD_CONTAINERS = "dead-containers"
+    LOGS = "logs"
+    UNUSED_IMAGES = "unused-images"
+    IRREPLACEABLE_IMAGES = "irreplaceable-images"
+
+
+class ReclaimStep(NamedTuple):
+    """Node-level reclaim of one kind on one filesystem.
+
+    A filesystem with several roles is named by the first of nodefs and imagefs, so that no step runs twice on one
+    device.
+
+    Attributes:
+        other: the image filesystem, if it is not the first; otherwise ``None``.
+    """
+
+    action: ReclaimAction
+    filesystem: FilesystemRole
+    other: OtherImageFilesystem | None = None
+
+    @property
+    def text(self) -> str:
+        """The step as text, such as ``unused-images on imagefs``; with the path of ``other`` if set."""
+        return f"{self.action} on {self.filesystem if self.other is None else self.other.path}"
+
+
+_NODEFS, _IMAGEFS, _CONTAINERFS = FilesystemRole.NODEFS, FilesystemRole.IMAGEFS, FilesystemRole.CONTAINERFS
+
+_DEVICES: Final[Mapping[FilesystemLayout, Mapping[FilesystemRole, FilesystemRole]]] = MappingProxyType(
+    {
+        FilesystemLayout.SINGLE: {_NODEFS: _NODEFS, _IMAGEFS: _NODEFS, _CONTAINERFS: _NODEFS},
+        FilesystemLayout.DEDICATED_IMAGEFS: {_NODEFS: _NODEFS, _IMAGEFS: _IMAGEFS, _CONTAINERFS: _IMAGEFS},
+        FilesystemLayout.SPLIT: {_NODEFS: _NODEFS, _IMAGEFS: _IMAGEFS, _CONTAINERFS: _NODEFS},
+    }
+)
+_CONTAINERS, _LOGS = ReclaimAction.DEAD_CONTAINERS, ReclaimAction.LOGS
+_IMAGES = (ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES)
+_ACTIONS: Final[Mapping[tuple[FilesystemLayout, FilesystemRole], tuple[ReclaimAction, ...]]] = MappingProxyType(
+    {
+        (FilesystemLayout.SINGLE, _NODEFS): (_CONTAINERS, *_IMAGES),
+        (FilesystemLayout.DEDICATED_IMAGEFS, _NODEFS): (_LOGS,),
+        (FilesystemLayout.DEDICATED_IMAGEFS, _IMAGEFS): (_CONTAINERS, *_IMAGES),
+        (FilesystemLayout.SPLIT, _NODEFS): (_CONTAINERS,),
+        (FilesystemLayout.SPLIT, _IMAGEFS): _IMAGES,
+    }
+)
+
+
+def reclaim_steps(
+    signal: Signal, layout: FilesystemLayout, other: OtherImageFilesystem | None = None
+) -> tuple[ReclaimStep, ...]:
+    """Return the reclaim steps for a signal, in order; empty for memory, PIDs and stall signals.
+
+    The steps are the kubelet's: containers and logs are one step, since the logs of a pod whose sandbox is removed
+    would be unlisted for a later step. Images that cannot be pulled again are removed in the last step. With a
+    dedicated imagefs the kubelet has no step for nodefs; nodeagent removes the logs of deleted pods. The steps for an
+    image filesystem other than the first remove only dead containers and images of its snapshotters.
+
+    Source: kubelet ``buildSignalToNodeReclaimFuncs``.
+    """
+    filesystem = MEANINGS[signal].filesystem
+    if filesystem is None:
+        return ()
+    if other is not None:
+        return tuple(ReclaimStep(action, FilesystemRole.IMAGEFS, other) for action in (_CONTAINERS, *_IMAGES))
+    device = device_role(filesystem, layout)
+    return tuple(ReclaimStep(action, device) for action in _ACTIONS[layout, device])
+
+
+def device_role(filesystem: FilesystemRole, layout: FilesystemLayout) -> FilesystemRole:
+    """Return the role that identifies the device of a filesystem: the first of nodefs and imagefs on this device."""
+    return _DEVICES[layout][filesystem]
+
+
+def space_needed(status: ThresholdStatus, rate: float | None = 0.0) -> SpaceNeeded:
+    """Return the space that node-level reclaim is to free for a filesystem threshold: its shortfall.
+
+    ``rate`` is the measured consumption per second, in the unit of the signal; ``None`` if unknown: no freed space is
+    then known to end the shortage. The growth of the shortage in
+    ``GROWTH_S`` does not increase the shortfall, but an image that cannot be pulled again is not removed if it consumes
+    the freed space.
+    """
+    if rate is None:
+        rate = 0.0 if status.observation is None else status.observation.capacity
+    amount, growth = math.ceil(status.shortfall or 0.0), math.ceil(rate * GROWTH_S)
+    if MEANINGS[status.threshold.signal].unit is Unit.INODES:
+        return SpaceNeeded(inodes=amount, growing_inodes=growth)
+    return SpaceNeeded(amount, growing_bytes=growth)
+
+
+def until_freed(plans: Iterable[Plan], needed: SpaceNeeded) -> tuple[Plan, ...]:
+    """Return plans limited to the removals that free the needed space, in their order over all plans.
+
+    The later removals become kept items. An unknown amount counts as 0.
+    """
+    size_bytes = inodes = 0
+    limited = []
+    for plan in plans:
+        decisions = []
+        for each in plan.decisions:
+            if each.verdict is Verdict.REMOVE and needed.met_by(size_bytes, inodes):
+                decisions.append(replace(each, verdict=Verdict.KEEP, reason=_ENOUGH))
+                continue
+            decisions.append(each)
+            if each.verdict is Verdict.REMOVE:
+                size_bytes, inodes = size_bytes + (each.frees_bytes or 0), inodes + (each.frees_inodes or 0)
+        limited.append(replace(plan, decisions=tuple(decisions)))
+    return tuple(limited)
+
+
+def on_device(plans: Sequence[Plan], snapshot: NodeSnapshot, *, layers: bool, logs: bool) -> tuple[Plan, ...]:
+    """Return plans of containers, sandboxes and logs with the amounts that their removals free on one filesystem.
+
+    The removal of a container includes its logs, so they are not counted again for the directory of its pod.
+
+    Args:
+        plans: plans for this snapshot.
+        snapshot: snapshot of the node.
+        layers: whether writable layers are on the filesystem.
+        logs: whether logs are on the filesystem.
+    """
+    containers = {each.id: each for each in snapshot.containers}
+    trees = {each.uid: each.tree for each in snapshot.pod_log_directories if each.tree is not None}
+    directories = {each.name: each for each in snapshot.pod_log_directories}
+    counted: dict[str, LogSpace] = {}
+
+    def of_container(decision: Decision) -> Decision:
+        container = containers[decision.id]
+        size_bytes = snapshot.writable_bytes.get(decision.id) if layers else 0
+        inodes = snapshot.writable_inodes.get(decision.id) if layers else 0
+        tree = trees.get(container.pod_uid)
+        own = tree.container_logs.get(_log_of(container)) if logs and tree is not None else None
+        if own is not None:
+            counted[container.pod_uid] = own.plus(counted[container.pod_uid]) if container.pod_uid in counted else own
+            size_bytes = own.size_bytes + (size_bytes or 0)
+            inodes = own.inodes + (inodes or 0)
+        return replace(decision, frees_bytes=size_bytes, frees_inodes=inodes)
+
+    def of_directory(decision: Decision) -> Decision:
+        directory = directories[decision.id]
+        if directory.tree is None or directory.tree.problem:
+            return replace(decision, frees_bytes=None, frees_inodes=None)
+        size, before = directory.tree.size, counted.get(directory.uid)
+        size_bytes, inodes = (
+            size if before is None else (size.size_bytes - before.size_bytes, size.inodes - before.inodes)
+        )
+        return replace(decision, frees_bytes=size_bytes, frees_inodes=inodes)
+
+    measured = {ItemKind.CONTAINER: of_container, ItemKind.POD_LOG_DIRECTORY: of_directory}
+    found = []
+    for plan in plans:
+        decisions = tuple(
+            measured[each.kind](each) if each.verdict is Verdict.REMOVE and each.kind in measured else each
+            for each in plan.decisions
+        )
+        found.append(replace(plan, decisions=decisions))
+    return tuple(found)
+
+
+def _log_of(container: Container) -> str:
+    """Return the path of a container's current log in the log directory of its pod. Source: kubelet log layout."""
+    return "/".join((container.log_path or f"{container.name}/{container.attempt}.log").split("/")[-2:])
+
+
+_ENOUGH: Final = Reason(ReasonCode.ENOUGH_FREED)
+
+
+class Shortage(StrEnum):
+    """Resource in shortage that one action can relieve. Bytes and inodes of one device are one shortage.
+
+    A device is named by the first of nodefs and imagefs, as in :class:`ReclaimStep`; an image filesystem other than the
+    first is ``OTHER_IMAGEFS`` with its path, unless it is nodefs.
+    """
+
+    MEMORY = "memory"
+    MEMORY_STALL = "memory-stall"
+    PIDS = "pids"
+    NODEFS = "nodefs"
+    IMAGEFS = "imagefs"
+    OTHER_IMAGEFS = "other-imagefs"
+
+
+DEVICES: Final = {FilesystemRole.NODEFS: Shortage.NODEFS, FilesystemRole.IMAGEFS: Shortage.IMAGEFS}
+DISKS: Final[Mapping[Shortage, Signal]] = MappingProxyType(
+    {
+        Shortage.NODEFS: Signal.NODEFS_AVAILABLE,
+        Shortage.IMAGEFS: Signal.IMAGEFS_AVAILABLE,
+        Shortage.OTHER_IMAGEFS: Signal.IMAGEFS_AVAILABLE,
+    }
+)
+"""Shortages of filesystems, with the signal that measures the available bytes of each."""
+
+
+def shortage_of(signal: Signal, layout: FilesystemLayout, other: OtherImageFilesystem | None = None) -> Shortage | None:
+    """Return the resource in shortage when a threshold on this signal is met; ``None`` for a signal without a resource.
+
+    ``other`` is the filesystem of a threshold on an image filesystem other than the first.
+    """
+    meaning = MEANINGS[signal]
+    if other is not None:
+        return Shortage.NODEFS if other.on_nodefs else Shortage.OTHER_IMAGEFS
+    if meaning.filesystem is not None:
+        return DEVICES[device_role(meaning.filesystem, layout)]
+    if meaning.resource is Resource.MEMORY:
+        return Shortage.MEMORY_STALL if meaning.operator is Operator.GREATER_THAN else Shortage.MEMORY
+    return Shortage.PIDS if meaning.resource is Resource.PIDS else None

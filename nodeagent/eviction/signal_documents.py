@@ -1,0 +1,187 @@
+"""Document of the eviction signals against their thresholds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.eviction.plan.memory_model import (
+    MemoryEvidence,
+    estimate_memory,
+    explain_difference,
+    find_evidence,
+    is_disputed,
+    kept_by_evictions,
+    memory_parts,
+)
+from nodeagent.model import pressure
+from nodeagent.model.memory import MemoryPart
+from nodeagent.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodeagent.eviction.plan.readings import ThresholdStatus
+    from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.signals import SignalLayout, SignalReadings
+    from nodeagent.model.memory import MemoryCounters, NodeMemory
+
+
+class Threshold(Part, frozen=True, kw_only=True):
+    """A threshold of a signal.
+
+    Attributes:
+        value: the threshold quantity; ``None`` without an accepted reading.
+        distance: distance of the reading from ``value``, negative once the threshold is met; ``None`` without a value.
+    """
+
+    text: str
+    value: Number | None
+    met: bool
+    distance: Number | None
+
+    @classmethod
+    def of(cls, status: ThresholdStatus, available: float) -> Threshold:
+        """Return the document form of a threshold; ``available`` is the reading of its signal."""
+        limit = status.limit
+        distance = None if limit is None else abs(available - limit) * (-1 if status.met else 1)
+        return cls(text=status.threshold.text, value=limit, met=status.met, distance=distance)
+
+
+class Signal(Part, frozen=True, kw_only=True):
+    """One reading of a signal.
+
+    Attributes:
+        available: amount in bytes, inodes or PIDs, as ``capacity``; for stall signals the percent of time stalled.
+        change_per_s: change per second since the previous reading; ``None`` for the first reading.
+        mountpoint: mount point of an additional image filesystem; empty for all other signals.
+    """
+
+    signal: pressure.Signal
+    available: Number
+    capacity: Number
+    observed_at: Time
+    change_per_s: Number | None
+    thresholds: tuple[Threshold, ...]
+    mountpoint: str = ""
+
+    @classmethod
+    def of(cls, reading: pressure.Observation, evaluation: Evaluation, earlier: SignalReadings | None) -> Signal:
+        """Return the document form of a reading with its thresholds; ``earlier`` are the previous readings."""
+        return cls(
+            signal=reading.signal,
+            available=reading.available,
+            capacity=reading.capacity,
+            observed_at=reading.observed_at.at,
+            change_per_s=change_per_s(reading, earlier),
+            thresholds=tuple(
+                Threshold.of(each, reading.available)
+                for each in evaluation.statuses
+                if each.threshold.measurand == reading.measurand
+            ),
+            mountpoint=reading.path,
+        )
+
+
+class MemoryAmount(Part, frozen=True, kw_only=True):
+    """A part of the node's memory; a part that is not read is 0."""
+
+    name: MemoryPart
+    size_bytes: int
+
+
+class Memory(Part, frozen=True, kw_only=True):
+    """The estimates of available memory, and the parts that explain their difference.
+
+    Attributes:
+        formula_bytes: the kubelet's formula, capacity minus working set; ``None`` if it is not used.
+        kernel_bytes: ``MemAvailable``; ``None`` if it is not used.
+        estimate: content of the reading of ``memory.available``, such as ``MemAvailable``; empty for the formula.
+        difference: the estimates and the largest parts of their difference; empty with one estimate.
+        evidence: signs of a shortage; they decide whether the lower estimate is used alone.
+        disputed: thresholds that only one of the estimates meets, without evidence for this estimate.
+        parts: all parts; their sum is the memory of the node.
+        kept_by_evictions_bytes: used memory that no eviction of a pod frees; ``None`` if the memory of the pods is
+            unknown.
+        reserve_bytes: free memory that the kernel reserves; ``None`` if unknown.
+        locked_bytes: memory locked by mlock, contained in other parts.
+    """
+
+    formula_bytes: Number | None
+    kernel_bytes: Number | None
+    estimate: str
+    difference: str
+    evidence: tuple[MemoryEvidence, ...]
+    disputed: tuple[str, ...]
+    parts: tuple[MemoryAmount, ...]
+    kept_by_evictions_bytes: int | None
+    reserve_bytes: int | None
+    locked_bytes: int
+
+    @classmethod
+    def of(cls, memory: NodeMemory, counters: MemoryCounters, evaluation: Evaluation) -> Memory:
+        """Return the document form of a reading with its counters."""
+        return cls(
+            formula_bytes=memory.formula,
+            kernel_bytes=memory.kernel_available,
+            estimate=estimate_memory(memory).basis,
+            difference=explain_difference(memory),
+            evidence=tuple(sorted(find_evidence(memory))),
+            disputed=tuple(each.threshold.text for each in evaluation.statuses if is_disputed(each)),
+            parts=tuple(MemoryAmount(name=name, size_bytes=size) for name, size in memory_parts(counters)),
+            kept_by_evictions_bytes=kept_by_evictions(counters),
+            reserve_bytes=counters.reserve_free,
+            locked_bytes=counters.locked,
+        )
+
+
+class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value):
+    """The node's signals against their thresholds.
+
+    Attributes:
+        unrelieved: statements on shortages that no eviction ends; empty without a daemon.
+        memory: parts of the memory; ``None`` if they cannot be read.
+    """
+
+    layout: str
+    conditions: tuple[str, ...]
+    unrelieved: tuple[str, ...] = ()
+    signals: tuple[Signal, ...]
+    warnings: tuple[str, ...]
+    memory: Memory | None = None
+
+    @classmethod
+    def of(
+        cls,
+        layout: SignalLayout,
+        readings: SignalReadings,
+        evaluation: Evaluation,
+        warnings: Sequence[str],
+        earlier: SignalReadings | None = None,
+    ) -> Pressure:
+        """Return the document of the current readings, with their changes since the readings ``earlier``."""
+        return cls(
+            layout=layout.layout.value,
+            conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
+            unrelieved=tuple(each.text for each in evaluation.state.unrelieved.values()),
+            signals=tuple(Signal.of(each, evaluation, earlier) for each in readings.observations),
+            warnings=tuple(warnings),
+            memory=_memory(readings, evaluation),
+        )
+
+
+def _memory(readings: SignalReadings, evaluation: Evaluation) -> Memory | None:
+    memory = next((each.memory for each in readings.observations if each.memory is not None), None)
+    if memory is None or memory.counters is None:
+        return None
+    return Memory.of(memory, memory.counters, evaluation)
+
+
+def change_per_s(reading: pressure.Observation, earlier: SignalReadings | None) -> float | None:
+    """Return the change of a signal per second since its earlier reading; ``None`` without an earlier reading."""
+    observations = earlier.observations if earlier else ()
+    before = next((each for each in observations if each.measurand == reading.measurand), None)
+    if before is None:
+        return None
+    passed_s = reading.observed_at.monotonic_s - before.observed_at.monotonic_s
+    return (reading.available - before.available) / passed_s if passed_s > 0 else None

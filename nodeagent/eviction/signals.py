@@ -1,0 +1,379 @@
+"""The eviction signal reader: filesystem layout, signal readings, and their evaluation against the thresholds.
+
+The eviction loop, the status and metrics documents, the reload preview and the commands read signals only through this
+reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import NodeAgentError, ObservationError
+from nodeagent.eviction.kernel_signals import SignalPaths, read_filesystem_signals, read_other_filesystem, read_signals
+from nodeagent.eviction.plan.memory_model import is_near
+from nodeagent.eviction.plan.preview import SOONEST_S
+from nodeagent.eviction.plan.state import evaluate
+from nodeagent.eviction.plan.thresholds import MEANINGS, find_contradictions, for_layout
+from nodeagent.guarded_call import GuardedCall, HangingCallError
+from nodeagent.host.filesystems import filesystem_id
+from nodeagent.host.kubelet_traces import KUBELET_ROOT
+from nodeagent.host.meminfo import MemoryReader
+from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem
+from nodeagent.record import Record, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from nodeagent.clock import Clock
+    from nodeagent.eviction.plan.state import Evaluation, EvictionState
+    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.settings import EvictionSettings
+    from nodeagent.model import ImageFilesystem
+    from nodeagent.runtime.cri import CriClient
+
+    FindImageFilesystems = Callable[[], Awaitable[tuple[ImageFilesystem, ...]]]
+
+_Read = tuple[tuple[Observation, ...], tuple[str, ...]]
+"""Readings, and a sentence for each unreadable signal."""
+
+_NOTHING: Final[_Read] = ((), ())
+_READ_WITHIN_S: Final = 2.0
+_PROMPT_S: Final = 0.02
+"""Longest wait for the filesystems while a threshold on memory or PIDs is met; they usually answer in 1 ms."""
+_RUNTIME_WITHIN_S: Final = 2.0
+LAYOUT_KEPT_S: Final = 60.0
+"""Maximum age of a cached layout in seconds, since the image filesystems other than the first can change."""
+
+
+class SignalLayout(Record):
+    """Filesystems and thresholds of a node.
+
+    Attributes:
+        layout: which of nodefs, imagefs and containerfs share a device.
+        thresholds: configured thresholds, with the thresholds derived for containerfs and other image filesystems.
+        warnings: thresholds without effect on this node.
+        others: the image filesystems other than the first, which can change while the agent runs.
+        others_known: whether the search for other image filesystems succeeded.
+    """
+
+    paths: SignalPaths
+    layout: FilesystemLayout
+    thresholds: tuple[Threshold, ...]
+    warnings: tuple[str, ...] = ()
+    others: tuple[OtherImageFilesystem, ...] = ()
+    others_known: bool = True
+
+
+class SignalReadings(Record):
+    """One reading of every signal.
+
+    Attributes:
+        unread: a sentence for each unreadable signal.
+        at: the time after the last reading.
+    """
+
+    observations: tuple[Observation, ...]
+    unread: tuple[str, ...]
+    at: Moment
+
+
+class EvaluatedSignals(Record):
+    """Signal readings with their evaluation.
+
+    Attributes:
+        warnings: thresholds without effect on this node, unread signals and rejected readings.
+    """
+
+    layout: SignalLayout
+    readings: SignalReadings
+    evaluation: Evaluation
+    warnings: tuple[str, ...]
+
+
+class EvictionSignalReader:
+    """Reader of all signals of the node. A hanging filesystem delays only its own signals.
+
+    Memory, PIDs and stalls are read in the event loop: on a node without free CPU a thread may wait for seconds, and
+    the kernel answers in less than a millisecond.
+    """
+
+    def __init__(
+        self,
+        settings: EvictionSettings,
+        clock: Clock,
+        *,
+        pod_log_root: Path,
+        root: Path = Path("/"),
+        all_memory_parts: bool = True,
+    ) -> None:
+        """Create a reader without initial readings.
+
+        Args:
+            settings: thresholds and sources of signals.
+            clock: dates the readings.
+            pod_log_root: determines nodefs on a node without a kubelet root directory.
+            root: parent of ``proc`` and ``sys``.
+            all_memory_parts: whether every reading has all parts of the memory, not only a reading near a threshold.
+        """
+        near = None if all_memory_parts else partial(is_near, settings.thresholds)
+        self._memory = MemoryReader(root, near)
+        self._pod_log_root = pod_log_root
+        self._settings = settings
+        self._clock = clock
+        self._root = root
+        self._layouts = GuardedCall[SignalLayout]()
+        self._first = GuardedCall[_Read]()
+        self._others = GuardedCall[_Read]()
+        self._reading: asyncio.Future[_Read] | None = None
+        self._last: _Read = _NOTHING
+
+    async def read_layout(
+        self, cri: CriClient, imagefs_path: str, find: FindImageFilesystems | None = None
+    ) -> SignalLayout:
+        """Return the layout of the node's filesystems.
+
+        Args:
+            cri: client of the runtime, which reports the image filesystem.
+            imagefs_path: configured path on imagefs; empty for the path reported by the runtime.
+            find: returns all image filesystems of a node with several, empty on a node with one; ``None`` to use only
+                the first.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer.
+            RuntimeRequestError: the runtime refused ``ImageFsInfo``.
+
+        Image filesystems other than the first are omitted, with a warning, if the search for them fails. While a
+        filesystem hangs, the layout has no filesystem.
+        """
+        info = await cri.image_fs_info()
+        image = next(iter(info.image_mountpoints), None)
+        container = next(iter(info.container_mountpoints), image)
+        paths = SignalPaths(None, imagefs_path or image, container)
+        try:
+            async with asyncio.timeout(_RUNTIME_WITHIN_S / 2):
+                several = () if find is None else await find()
+        except (NodeAgentError, TimeoutError) as error:
+            unknown = f"image filesystems besides the first unknown: {str(error) or 'no answer in time'}"
+            layout = await self._resolve_in_time(paths)
+            return replace(layout, warnings=(*layout.warnings, unknown), others_known=False)
+        return await self._resolve_in_time(paths, several)
+
+    async def read_layout_or_nodefs(
+        self, cri: CriClient, imagefs_path: str, find: FindImageFilesystems | None = None
+    ) -> tuple[SignalLayout, str]:
+        """Return the layout, and a warning if the runtime does not report the layout within two seconds.
+
+        A layout with a warning has neither imagefs nor containerfs. The warning is empty after an answer in time.
+        """
+        try:
+            async with asyncio.timeout(_RUNTIME_WITHIN_S):
+                return await self.read_layout(cri, imagefs_path, find), ""
+        except (NodeAgentError, TimeoutError) as error:
+            cause = str(error) or f"no answer from the runtime within {_RUNTIME_WITHIN_S:g} s"
+            return await self.nodefs_layout(), f"image filesystem unknown: {cause}"
+
+    async def nodefs_layout(self) -> SignalLayout:
+        """Return the layout of a node whose image filesystem is unknown."""
+        return await self._resolve_in_time(SignalPaths(None))
+
+    async def _resolve_in_time(self, paths: SignalPaths, several: Iterable[ImageFilesystem] = ()) -> SignalLayout:
+        """Return the layout of ``paths`` and of nodefs; without any filesystem, with a warning, while one hangs."""
+
+        def resolve() -> SignalLayout:
+            return self.resolve_layout(replace(paths, nodefs=nodefs_path(self._pod_log_root)), several)
+
+        try:
+            return await self._layouts.run(resolve, within_s=_READ_WITHIN_S)
+        except HangingCallError as error:
+            layout = self.resolve_layout(SignalPaths(None))
+            return replace(layout, warnings=(f"filesystems unknown: one {error}",), others_known=False)
+
+    def resolve_layout(self, paths: SignalPaths, several: Iterable[ImageFilesystem] = ()) -> SignalLayout:
+        """Return the layout of known filesystem paths, with the thresholds that apply to that layout. Blocks.
+
+        ``several`` are the image filesystems of a node with more than one.
+        """
+        layout, others = layout_of(paths), others_of(paths, several)
+        thresholds, warnings = for_layout(self._settings.thresholds, layout, others)
+        return SignalLayout(paths, layout, thresholds, warnings, others)
+
+    async def read(self, layout: SignalLayout, *, urgently: bool = False) -> SignalReadings:
+        """Return readings of all signals; filesystem signals are omitted while a filesystem hangs.
+
+        Image filesystems other than the first are read separately, so that a hang delays only their own signals.
+
+        Args:
+            layout: filesystems and thresholds.
+            urgently: whether to return without waiting for the filesystems while a threshold on memory or PIDs is met;
+                the filesystem signals are then of the last reading.
+        """
+        kernel, found = self._read_kernel(), _NOTHING
+        if layout.paths != SignalPaths(None) or layout.others:
+            reading = self._begin_reading(layout)
+            short = False
+            while not reading.done() and not short:
+                short = urgently and _is_short(layout.thresholds, kernel[0])
+                done, _ = await asyncio.wait({reading}, timeout=_PROMPT_S if short else SOONEST_S)
+                if not done:
+                    kernel = self._read_kernel()
+            found = self._end_reading(reading)
+        return SignalReadings((*kernel[0], *found[0]), (*kernel[1], *found[1]), self.now())
+
+    def _begin_reading(self, layout: SignalLayout) -> asyncio.Future[_Read]:
+        """Begin a reading of the filesystems, unless one is in progress for which no caller waited; return it."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read_filesystems(layout))
+        return self._reading
+
+    def _end_reading(self, reading: asyncio.Future[_Read]) -> _Read:
+        """Return the signals of the filesystems, of the last finished reading while this one is in progress."""
+        if reading.done():
+            self._reading = None if self._reading is reading else self._reading
+            self._last = reading.result()
+        return self._last
+
+    def _read_kernel(self) -> _Read:
+        return read_signals(
+            SignalPaths(None),
+            self._clock,
+            source=self._settings.memory_source,
+            kernel_estimate=self._settings.kernel_estimate,
+            memory=self._memory,
+            root=self._root,
+        )
+
+    async def _read_filesystems(self, layout: SignalLayout) -> _Read:
+        (first, late), (others, others_late) = await asyncio.gather(
+            _read_in_time(self._first, partial(read_filesystem_signals, layout.paths, self._clock)),
+            _read_in_time(self._others, partial(self._read_others, layout.others)),
+        )
+        unread = (*first[1], *others[1])
+        unread += (f"filesystem signals not read: a filesystem {late}",) if late else ()
+        unread += (f"signals of other image filesystems not read: one {others_late}",) if others_late else ()
+        return (*first[0], *others[0]), unread
+
+    def _read_others(self, others: tuple[OtherImageFilesystem, ...]) -> _Read:
+        found, unread = list[Observation](), list[str]()
+        for each in others:
+            try:
+                found += read_other_filesystem(each, self._clock)
+            except ObservationError as error:
+                unread.append(str(error))
+        return tuple(found), tuple(unread)
+
+    async def evaluate(self, layout: SignalLayout, state: EvictionState) -> EvaluatedSignals:
+        """Return current readings, evaluated against the thresholds.
+
+        Args:
+            layout: filesystems and thresholds.
+            state: the eviction state of the previous pass; an empty state before the first pass.
+        """
+        return self.evaluate_readings(layout, await self.read(layout), state)
+
+    def evaluate_readings(
+        self, layout: SignalLayout, readings: SignalReadings, state: EvictionState
+    ) -> EvaluatedSignals:
+        """Return ``readings`` with their evaluation against the thresholds."""
+        found = evaluate(state, readings.observations, layout.thresholds, self._settings.policy, now=readings.at)
+        capacities = {each.measurand: each.capacity for each in readings.observations}
+        warnings = (
+            *layout.warnings,
+            *find_contradictions(layout.thresholds, capacities),
+            *readings.unread,
+            *(each.sentence for each in found.rejections),
+        )
+        return EvaluatedSignals(layout, readings, found, warnings)
+
+    def now(self) -> Moment:
+        """Return the current instant."""
+        return Moment(self._clock.now(), self._clock.monotonic_s())
+
+
+def _is_short(thresholds: Iterable[Threshold], observations: Iterable[Observation]) -> bool:
+    """Return whether a threshold is met for which the eviction of a pod frees memory or PIDs."""
+    readings = {each.measurand: each for each in observations}
+    for threshold in thresholds:
+        meaning, reading = MEANINGS[threshold.signal], readings.get(threshold.measurand)
+        if meaning.filesystem is not None or meaning.resource is None or reading is None:
+            continue
+        if threshold.met_by(reading.available, reading.capacity):
+            return True
+    return False
+
+
+async def _read_in_time(guard: GuardedCall[_Read], read: Callable[[], _Read]) -> tuple[_Read, str]:
+    """Return the readings, or no readings and the cause of the hang, worded as the predicate of a sentence."""
+    try:
+        return await guard.run(read, within_s=_READ_WITHIN_S), ""
+    except HangingCallError as error:
+        return _NOTHING, str(error)
+
+
+class LayoutCache:
+    """Cache of the layout, refreshed after a minute; without an answer of the runtime, the last layout remains."""
+
+    def __init__(
+        self, reader: EvictionSignalReader, cri: CriClient, imagefs_path: str, find: FindImageFilesystems
+    ) -> None:
+        """Create an empty cache; the arguments are those of :meth:`EvictionSignalReader.read_layout`."""
+        self._reader = reader
+        self._read = partial(reader.read_layout_or_nodefs, cri, imagefs_path, find)
+        self._layout: SignalLayout | None = None
+        self._until_s = 0.0
+
+    async def read(self) -> tuple[SignalLayout, str]:
+        """Return the layout, and a warning until the runtime has reported a layout."""
+        now_s = self._reader.now().monotonic_s
+        if self._layout is not None and now_s < self._until_s:
+            return self._layout, ""
+        layout, problem = await self._read()
+        self._until_s = now_s + LAYOUT_KEPT_S
+        if problem:
+            return (layout, problem) if self._layout is None else (self._layout, "")
+        self._layout = layout
+        return layout, ""
+
+
+def layout_of(paths: SignalPaths) -> FilesystemLayout:
+    """Return the layout of nodefs, imagefs and containerfs: which of them share a device.
+
+    Btrfs subvolumes count as one filesystem. The kubelet counts several filesystems, and therefore evicts pods before
+    the removal of unused images.
+
+    Source: kubelet ``HasDedicatedImageFs``.
+    """
+    node, image, container = (
+        None if each is None else filesystem_id(each) for each in (paths.nodefs, paths.imagefs, paths.containerfs)
+    )
+    if image is None or image == node:
+        return FilesystemLayout.SINGLE
+    separate = container is not None and container != image
+    return FilesystemLayout.SPLIT if separate else FilesystemLayout.DEDICATED_IMAGEFS
+
+
+def others_of(paths: SignalPaths, several: Iterable[ImageFilesystem]) -> tuple[OtherImageFilesystem, ...]:
+    """Return the image filesystems watched by eviction besides imagefs and containerfs, without duplicates.
+
+    Unreadable filesystems are not watched. Filesystems without a known snapshotter, as with CRI alone, are not watched
+    either, because no image is known to be stored there.
+    """
+    known = (paths.nodefs, paths.imagefs, paths.containerfs)
+    nodefs, *own = (None if each is None else filesystem_id(each) for each in known)
+    found: dict[int, OtherImageFilesystem] = {}
+    for each in several:
+        device = None if each.observed is None else each.observed.device_id
+        stores = each.stores - {""}
+        if device is None or device in own or not stores or paths.imagefs is None:
+            continue
+        found.setdefault(device, OtherImageFilesystem(each.path, device, stores, device == nodefs))
+    return tuple(found.values())
+
+
+def nodefs_path(pod_log_root: Path, kubelet_root: Path = KUBELET_ROOT) -> str:
+    """Return a path on nodefs: the kubelet's root directory, or the pod log directory if the former does not exist."""
+    if kubelet_root.is_dir():
+        return str(kubelet_root)
+    return str(next(each for each in (pod_log_root, *pod_log_root.parents) if each.is_dir() or each == Path("/")))

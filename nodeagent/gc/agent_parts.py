@@ -1,0 +1,208 @@
+"""Parts of an agent from its settings: runtime clients, readers and removers on one connection and one clock."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.snapshot.node import Observer, ObserverSettings, StoredSnapshotUsage
+from nodeagent.host.container_processes import find_running
+from nodeagent.host.database_revision import read_database_revision
+from nodeagent.host.filesystems import filesystem_type, read_filesystem
+from nodeagent.host.lock import lock_identity
+from nodeagent.host.node import boot_id
+from nodeagent.loops.clock_reading import read_clocks
+from nodeagent.pods.images import make_bound_pods, make_pod_image_reader
+from nodeagent.pods.watched import WatchedPods
+from nodeagent.record import Record
+from nodeagent.runtime.connection import configured_connection
+from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.cri_storage import CriOnlyStorage
+from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
+from nodeagent.runtime.storage_backend import ContainerdStorage
+from nodeagent.runtime.storage_graph import LayerCache
+from nodeagent.store import Store, gap_limits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodeagent.clock import Clock
+    from nodeagent.gc.remover_factory import RemoverFactory
+    from nodeagent.gc.restore import ImageUndo
+    from nodeagent.gc.snapshot.images import PodImageSource
+    from nodeagent.model import FsObservation, Role
+    from nodeagent.pods.role import RoleWatch
+    from nodeagent.pods.sources import BoundPods
+    from nodeagent.runtime.connection import CallObserver, RuntimeConnection
+    from nodeagent.runtime.storage_backend import StorageBackend
+    from nodeagent.settings.settings import Settings
+
+
+class AgentParts(Record):
+    """Parts of an agent that share its clients and its state.
+
+    Attributes:
+        storage: the runtime's own image and layer records.
+        roles: role watch of this node, evaluated for every snapshot.
+        bound_pods: pods bound to this node, with the state of the kubelet's list.
+        watched_pods: pods of this node as watched at the API server.
+        read_pod_images: reads the images that pods of this node reference.
+    """
+
+    settings: Settings
+    clock: Clock
+    cri: CriClient
+    storage: StorageBackend
+    store: Store
+    roles: RoleWatch
+    bound_pods: BoundPods
+    watched_pods: WatchedPods
+    read_pod_images: PodImageSource
+
+    @classmethod
+    def compose(  # noqa: PLR0913 - the shared parts
+        cls,
+        settings: Settings,
+        clock: Clock,
+        connection: RuntimeConnection,
+        *,
+        store: Store,
+        roles: RoleWatch,
+        watched_pods: WatchedPods,
+        reuses_lists: bool,
+    ) -> Self:
+        """Return the parts of an agent on one connection; ``reuses_lists`` is passed to :class:`CriClient`."""
+        storage = _storage_backend(settings, connection, clock, store, reuses_lists=reuses_lists)
+        cri = CriClient(connection, reuses_lists=reuses_lists)
+        bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
+        read_pod_images = make_pod_image_reader(settings.kubelet, clock, bound_pods, watched_pods).read
+        return cls(settings, clock, cri, storage, store, roles, bound_pods, watched_pods, read_pod_images)
+
+    @property
+    def pass_lock(self) -> Path:
+        """Path of the node's pass lock file."""
+        return pass_lock(self.settings)
+
+    def read_filesystem(self, path: str) -> FsObservation:
+        """Return the usage of the filesystem at a path."""
+        return read_filesystem(path, self.clock)
+
+    async def read_role(self) -> Role:
+        """Return the current role of the node."""
+        return (await self.roles.evaluate(self.settings.role)).role
+
+    def is_clock_trusted(self) -> bool:
+        """Return whether the wall clock agrees with the recorded times of this node."""
+        return self.store.is_wall_trusted(read_clocks(self.clock, boot_id()))
+
+    def make_observer(self) -> Observer:
+        """Return the reader of the node's snapshots."""
+        settings = self.settings
+        return Observer(
+            self.cri,
+            self.storage,
+            settings=ObserverSettings(
+                imagefs_path=settings.imagefs_path,
+                pod_log_root=settings.pod_log_root,
+                container_log_root=settings.container_log_root,
+            ),
+            clock=self.clock,
+            read_boot_id=boot_id,
+            read_filesystem=self.read_filesystem,
+            memory=self.store,
+            read_holds=HoldFile(settings.state_directory).read,
+            read_role=self.read_role,
+            find_running=partial(find_running, clock=self.clock),
+            read_pod_images=self.read_pod_images,
+            read_pod_list=self.watched_pods.pod_list,
+        )
+
+    def make_removers(self, observer: Observer) -> RemoverFactory:
+        """Return the factory of removers; ``observer`` searches for unreferenced blobs and snapshots again."""
+        from nodeagent.gc.logs import HostLogs  # noqa: PLC0415 - not needed for a preview
+        from nodeagent.gc.remover_factory import RemoverFactory  # noqa: PLC0415
+
+        settings = self.settings
+        return RemoverFactory(
+            self.cri,
+            self.storage,
+            HostLogs(settings.pod_log_root, settings.container_log_root, self.clock),
+            self.clock,
+            HoldFile(settings.state_directory).read,
+            observer.images.find_unreferenced,
+            bulk=settings.bulk_removal,
+            settle_s=settings.settle_s,
+            read_pod_images=self.read_pod_images,
+        )
+
+    def make_undo(self) -> ImageUndo:
+        """Return the undo service for image removals; removals through CRI RemoveImage have no undo window."""
+        from nodeagent.gc.restore import ImageUndo  # noqa: PLC0415 - not needed for a preview
+
+        window = timedelta(seconds=self.settings.undo_window_s if self.settings.bulk_removal else 0.0)
+        return ImageUndo(self.storage, self.cri, self.pass_lock, self.clock, window)
+
+
+@asynccontextmanager
+async def open_parts(  # noqa: PLR0913 - the options of open_agent
+    settings: Settings,
+    *,
+    record: bool,
+    clock: Clock,
+    roles: RoleWatch,
+    watched_pods: WatchedPods | None = None,
+    observer_of_calls: CallObserver | None = None,
+    reuses_lists: bool = True,
+) -> AsyncIterator[AgentParts]:
+    """Compose the parts of an agent on a new connection to the runtime, closed on exit.
+
+    The arguments are those of ``open_agent``; ``reuses_lists`` is passed to :class:`CriClient`.
+
+    Raises:
+        RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
+    """
+    gaps = gap_limits(settings.image_interval_s, settings.policy.images.maximum_unused_age_s)
+    store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record, gaps=gaps)
+    watched = WatchedPods(clock) if watched_pods is None else watched_pods
+    async with configured_connection(settings, with_removals=True, observer=observer_of_calls) as connection:
+        yield AgentParts.compose(
+            settings, clock, connection, store=store, roles=roles, watched_pods=watched, reuses_lists=reuses_lists
+        )
+
+
+def pass_lock(settings: Settings) -> Path:
+    """Return the path of the node's pass lock file."""
+    return settings.state_directory / "pass.lock"
+
+
+def _storage_backend(
+    settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store, *, reuses_lists: bool
+) -> StorageBackend:
+    """Return the storage backend: the containerd API, or CRI alone if ``runtime.containerd_api`` is off.
+
+    With a runtime other than containerd, the first call of the containerd backend fails.
+    """
+    if not settings.containerd_api:
+        return CriOnlyStorage()
+
+    def read_format(path: str) -> DiskFormat:
+        return disk_format(filesystem_type(path))
+
+    def make_cache(path: str) -> LayerCache:
+        return LayerCache(read_format(path), clock, StoredSnapshotUsage(store))
+
+    read_owner = partial(lock_identity, pass_lock(settings))
+    return ContainerdStorage(
+        ContainerdClient(connection, reuses_lists=reuses_lists),
+        clock,
+        make_cache,
+        read_format,
+        read_owner,
+        read_revision=partial(read_database_revision, connection.socket),
+    )

@@ -1,0 +1,321 @@
+"""Garbage collection passes: observe, plan, remove, measure, and plan again on a shortfall.
+
+A plan is fixed while it is carried out. If an item fails, or less is freed than predicted, a further round observes and
+plans again without the failed items, within the limits of the pass. Otherwise one stuck image, counted as freed in
+every plan, would prevent the removal of all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.gc.executor import DryRunRemover, Interrupted, carry_out
+from nodeagent.gc.outcomes import Outcome, PassEnd, Result
+from nodeagent.gc.pass_history import NoRecorder
+from nodeagent.gc.pass_state import (
+    Measurement,
+    PassProgress,
+    Preview,
+    is_relieved,
+    plans_for_saved,
+    preview_pass,
+    readings_of,
+)
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.gc.undo_terms import undo_terms
+from nodeagent.model.decision import Accounting, ItemKind, ReasonCode
+from nodeagent.record import Record, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from datetime import timedelta
+
+    from nodeagent.clock import Clock
+    from nodeagent.gc.executor import BatchRemover, Remover
+    from nodeagent.gc.outcomes import MeasuredFilesystem, PassReport
+    from nodeagent.gc.pass_history import PassRecorder
+    from nodeagent.gc.pass_state import Observer
+    from nodeagent.gc.plan.policy import GCPolicy
+    from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
+    from nodeagent.gc.undo_terms import UndoTerms
+    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.model.decision import Decision
+
+MAX_ROUNDS = 5
+EVICTION_TRIGGER = "eviction"
+"""Trigger of passes for an exceeded eviction threshold, which wait less for container creations in progress."""
+
+_FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.IRREPLACEABLE_LAST})
+_NO_RECORDER = NoRecorder()
+
+
+class UndoWindows(Protocol):
+    """Undo windows of image removals."""
+
+    @property
+    def window(self) -> timedelta:
+        """The configured undo window."""
+
+    async def end_all(self) -> bool:
+        """End all undo windows, without a garbage collection; return whether any window was open."""
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A remover that waits for container creations in progress."""
+
+    @property
+    def settled_s(self) -> float:
+        """Total duration of the waits so far, in seconds."""
+
+
+class MakeRemovers(Protocol):
+    """Factory of the removers of a round."""
+
+    def __call__(
+        self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False, undo: UndoTerms | None = None
+    ) -> Mapping[ItemKind, Remover | BatchRemover]:
+        """Return the remover of each kind of item, for a plan made from this snapshot and policy."""
+
+
+def dry_run_removers(
+    _snapshot: NodeSnapshot, _policy: GCPolicy, *, hurried: bool = False, undo: UndoTerms | None = None
+) -> Mapping[ItemKind, Remover | BatchRemover]:
+    """Return the dry-run remover for every kind of item."""
+    del hurried, undo
+    return dict.fromkeys(ItemKind, DryRunRemover())
+
+
+class RemovalCompletion(Record):
+    """Steps that complete removals and free their space.
+
+    Attributes:
+        collect_garbage: runs the runtime's own garbage collection; called only for plans with pending bytes.
+        recover: completes interrupted removals; called before each pass, except in a dry run.
+        undo: undo windows of image removals; ``None`` if removals free their space immediately.
+    """
+
+    collect_garbage: Callable[[], Awaitable[None]]
+    recover: Callable[[], Awaitable[None]] | None = None
+    undo: UndoWindows | None = None
+
+
+class Collector:
+    """Executor of garbage collection passes."""
+
+    def __init__(  # noqa: PLR0913 - the collaborators of a pass
+        self,
+        observer: Observer,
+        make_removers: MakeRemovers,
+        policy: GCPolicy,
+        *,
+        clock: Clock,
+        read_filesystem: Callable[[str], FsObservation],
+        completion: RemovalCompletion,
+        dry_run: bool = False,
+    ) -> None:
+        """Create a collector; with ``dry_run`` its passes only report the planned removals."""
+        self._completion = completion
+        self._dry_run = dry_run
+        self._observer = observer
+        self._make_removers = dry_run_removers if dry_run else make_removers
+        self._policy = policy
+        self._clock = clock
+        self._read_filesystem = read_filesystem
+
+    async def prepare(self, scope: Scope) -> Preview:
+        """Complete interrupted removals, then observe and plan a pass."""
+        await self._recover()
+        return await self.preview(scope)
+
+    async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
+        """Observe and plan without any change to the node; ``only`` limits the removals to these ids.
+
+        Interrupted removals are not completed, since their completion takes seconds and requires the pass lock.
+        """
+        return await preview_pass(self._observer, self._policy, scope, only)
+
+    async def prepare_saved(self, saved: SavedPlan) -> tuple[Preview, tuple[Drift, ...]]:
+        """Complete interrupted removals, then observe and plan the removals of a saved plan.
+
+        Returns:
+            The preview of the pass, and the removals of the saved plan that are not carried out.
+        """
+        await self._recover()
+        snapshot = await self._observer.observe(saved.scope)
+        plans, drift = await asyncio.to_thread(plans_for_saved, saved, snapshot, self._policy)
+        return Preview(saved.scope, snapshot, plans), drift
+
+    async def run(  # noqa: PLR0913 - the options of a pass
+        self,
+        preview: Preview,
+        *,
+        trigger: str,
+        stop: asyncio.Event,
+        max_rounds: int = MAX_ROUNDS,
+        on_result: Callable[[Result], None] = lambda _: None,
+        recorder: PassRecorder = _NO_RECORDER,
+    ) -> PassReport:
+        """Carry out the plans of a preview, then further rounds while a shortfall remains.
+
+        Args:
+            preview: the plans of the first round, carried out as shown.
+            trigger: cause of the pass, for the history.
+            stop: event that, when set, ends the pass between two items.
+            max_rounds: with 1, only removals listed in ``preview`` are executed.
+            on_result: called with each result.
+            recorder: records each round before its first removal, and each result; not used by a dry run.
+        """
+
+        def record(result: Result) -> None:
+            recorder.record(result)
+            on_result(result)
+
+        started_s = self._clock.monotonic_s() - preview.snapshot.reading_s
+        progress = PassProgress(self._clock.now(), preview, trigger)
+        current: Preview | None = preview
+        while current is not None:
+            progress.plans.extend(current.plans)
+            if current.acts and not self._dry_run:
+                await recorder.begin_round(progress, current)
+            if not await self._collected(progress, current):
+                break
+            removers = self._removers(progress, current)
+            try:
+                results = await carry_out(
+                    current.removals,
+                    removers,
+                    clock=self._clock,
+                    stop=stop,
+                    enough=None if trigger == EVICTION_TRIGGER else self._enough(current),
+                    on_result=on_result if self._dry_run else record,
+                )
+            except Interrupted as interrupted:
+                progress.results.extend(interrupted.results)
+                progress.end = PassEnd.CANCELLED, "stopped between two items"
+                if interrupted.lost:
+                    progress.end = PassEnd.RUNTIME_LOST, interrupted.lost
+                break
+            finally:
+                progress.settled_s += sum(each.settled_s for each in removers.values() if isinstance(each, Settling))
+            progress.results.extend(results)
+            progress.rounds += 1
+            current = await self._next_round(progress, current, results, max_rounds, stop)
+        return await self._report(progress, started_s, stop)
+
+    def _removers(self, progress: PassProgress, current: Preview) -> Mapping[ItemKind, Remover | BatchRemover]:
+        hurried = progress.trigger == EVICTION_TRIGGER
+        undo = self._undo_terms(progress, current)
+        return self._make_removers(current.snapshot, self._policy, hurried=hurried, undo=undo)
+
+    async def _recover(self) -> None:
+        if self._completion.recover is not None and not self._dry_run:
+            await self._completion.recover()
+
+    async def _collected(self, progress: PassProgress, current: Preview) -> bool:
+        """End undo windows and run the runtime's garbage collection if the plan relies on their space.
+
+        Returns:
+            Whether the pass can continue: false if the runtime is unavailable.
+        """
+        if self._dry_run or not (current.acts and (current.pending_bytes or current.ends_undo)):
+            return True
+        try:
+            undo = self._completion.undo
+            ended = current.ends_undo and undo is not None and await undo.end_all()
+            own_bytes = progress.end_undo() if ended else 0
+            if ended or current.pending_bytes:
+                await self._completion.collect_garbage()
+        except RuntimeUnavailableError as error:
+            progress.end = PassEnd.RUNTIME_LOST, str(error)
+            detail = f"runtime unavailable: {error}"
+            progress.results.extend(Result(each, Outcome.NOT_ATTEMPTED, detail) for each in current.removals)
+            return False
+        except NodeAgentError as error:
+            progress.warnings.append(f"unreferenced content not collected: {error}")
+        else:
+            progress.collected_bytes += max(0, current.pending_bytes - own_bytes)
+        return True
+
+    def _undo_terms(self, progress: PassProgress, current: Preview) -> UndoTerms | None:
+        undo = self._completion.undo
+        if undo is None:
+            return None
+        return undo_terms(progress.id, progress.trigger, undo.window, space_needed=current.ends_undo)
+
+    def _enough(self, current: Preview) -> Callable[[Decision], bool] | None:
+        """Return a check that skips removals for space once the measured usage has reached the low threshold.
+
+        The check measures before each removal: with upper-bound accounting, predicted sizes can also be far too small,
+        since the runtime reports compressed content. With exact accounting, the limit is one percent lower, so that the
+        rounded percentage skips no planned removal. The result is ``None`` in a dry run and without a reading.
+        """
+        observed = readings_of(current.snapshot)
+        if self._dry_run or not observed:
+            return None
+        exact = any(plan.accounting is Accounting.LAYERS for plan in current.plans)
+        low = self._policy.images.low_threshold_percent - (1 if exact else 0)
+        targets = [target.path for plan in current.plans for target in plan.targets]
+
+        def enough(decision: Decision) -> bool:
+            if decision.kind is not ItemKind.IMAGE or decision.reason.code not in _FOR_SPACE:
+                return False
+            paths = targets or [each.path for each in observed]
+            own = [path for path in paths if decision.bytes_on(path)]
+            return is_relieved(own or paths, self._read_filesystem, low)
+
+        return enough
+
+    async def _next_round(
+        self, progress: PassProgress, current: Preview, results: Sequence[Result], max_rounds: int, stop: asyncio.Event
+    ) -> Preview | None:
+        """Return the preview of a further round, for images only; ``None`` if no round is needed or possible."""
+        if self._dry_run or current.scope is Scope.CONTAINERS or not readings_of(current.snapshot):
+            return None
+        if progress.rounds >= max_rounds or not any(result.decision.kind is ItemKind.IMAGE for result in results):
+            return None
+        low = self._policy.images.low_threshold_percent
+        try:
+            if not await Measurement(progress, self._read_filesystem, stop).missing_bytes(low):
+                return None
+            snapshot = await self._observer.observe(Scope.IMAGES)
+        except NodeAgentError as error:
+            progress.warnings.append(f"no further round: {error}")
+            return None
+        policy = replace(self._policy.images, high_threshold_percent=min(99, low + 1))
+        plan = plan_image_gc(snapshot, policy, failed=progress.failed_images(), spent=progress.spent())
+        if not plan.removals:
+            progress.last_plan = plan
+            return None
+        return Preview(Scope.IMAGES, snapshot, (plan,))
+
+    async def _report(self, progress: PassProgress, started_s: float, stop: asyncio.Event) -> PassReport:
+        hurried = progress.trigger == EVICTION_TRIGGER
+        measurement = Measurement(progress, self._read_filesystem, stop, hurried=hurried)
+        measured: tuple[MeasuredFilesystem, ...] = ()
+        if not self._dry_run:
+            try:
+                measured = await measurement.read()
+            except NodeAgentError as error:
+                progress.warnings.append(f"cannot measure the image filesystem after the pass: {error}")
+        end = progress.end or self._end(progress, measurement, measured)
+        duration_s = self._clock.monotonic_s() - started_s
+        return progress.report(end, duration_s=duration_s, dry_run=self._dry_run, measured=measured)
+
+    def _end(
+        self, progress: PassProgress, measurement: Measurement, measured: Sequence[MeasuredFilesystem]
+    ) -> tuple[PassEnd, str]:
+        if self._dry_run:
+            return progress.preview.predicted_end
+        blocked = [plan.blocked for plan in progress.plans if plan.blocked]
+        if blocked:
+            return PassEnd.REFUSED, "; ".join(blocked)
+        shortfall = measurement.shortfall_detail(measured, self._policy.images.low_threshold_percent)
+        if shortfall:
+            return PassEnd.SHORTFALL, shortfall
+        if not progress.results and not progress.collected_bytes:
+            return PassEnd.NOTHING_TO_DO, ""
+        return PassEnd.COMPLETE, ""

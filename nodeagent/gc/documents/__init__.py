@@ -1,0 +1,1 @@
+"""JSON documents of garbage collection, and the functions that make them from the node."""

@@ -1,0 +1,71 @@
+"""Documents of operators' image holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from nodeagent.api.codec import Document, Part, Time
+from nodeagent.gc.plan.keep_rules import holds_in_force, left_in_boot_s
+from nodeagent.model import ALL_IMAGES, TRUSTED
+from nodeagent.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from nodeagent import model
+
+
+class HoldFields(Part, frozen=True, kw_only=True):
+    """An image hold: temporary protection of images from removal.
+
+    Attributes:
+        image: reference, id, digest or pattern; ``None`` for all images.
+        seconds_left: remaining seconds at the time of the document; 0 if the hold ends once the clock is trusted.
+    """
+
+    id: str
+    image: str | None
+    all: bool
+    why: str
+    by: str
+    placed_at: Time
+    until: Time
+    seconds_left: int
+
+    @classmethod
+    def of(cls, value: model.Hold, now: datetime, clock: model.ClockTrust = TRUSTED) -> Self:
+        """Return the document form of a hold; ``now`` is the wall time of ``clock``."""
+        left_s = left_in_boot_s(value, clock)
+        if left_s is None:
+            left_s = (value.until - now).total_seconds()
+        return cls(
+            id=value.id,
+            image=value.image or None,
+            all=value.image == ALL_IMAGES,
+            why=value.why,
+            by=value.by,
+            placed_at=value.placed_at,
+            until=value.until,
+            seconds_left=max(0, round(left_s)),
+        )
+
+    @property
+    def target(self) -> str:
+        """The protected images, for display."""
+        return self.image or "all images"
+
+
+class Hold(HoldFields, Document, frozen=True, kw_only=True, tag=SchemaId.HOLD.value, tag_field="schema"):
+    """One added or removed hold."""
+
+
+class HoldList(Document, frozen=True, kw_only=True, tag=SchemaId.HOLD_LIST.value):
+    """All holds in force."""
+
+    holds: tuple[HoldFields, ...]
+
+    @classmethod
+    def of(cls, holds: Iterable[model.Hold], now: datetime, clock: model.ClockTrust) -> HoldList:
+        """Return the document of the holds that have not ended."""
+        return cls(holds=tuple(HoldFields.of(each, now, clock) for each in holds_in_force(holds, clock, now)))

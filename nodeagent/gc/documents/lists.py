@@ -1,0 +1,246 @@
+"""Documents of the images, containers and pods of the runtime, with their verdicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+from nodeagent.api.codec import Document, Part, Time
+from nodeagent.api.common import Filesystem, Reason, Runtime
+from nodeagent.model.decision import Accounting, Verdict
+from nodeagent.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from nodeagent import model
+    from nodeagent.gc.plan import breakdown as layer_sharing
+    from nodeagent.model.decision import Decision
+    from nodeagent.pods.plan.deletion import PodDeletionStatus
+
+
+class ListHeader(TypedDict):
+    """The common header fields of every list."""
+
+    observed_at: datetime
+    runtime: Runtime
+    imagefs: Filesystem | None
+    warnings: tuple[str, ...]
+
+
+def list_header(snapshot: model.NodeSnapshot) -> ListHeader:
+    """Return the common header fields of a list made from a snapshot."""
+    return ListHeader(
+        observed_at=snapshot.observed_at,
+        runtime=Runtime.of(snapshot),
+        imagefs=Filesystem.of_optional(snapshot.image_filesystem),
+        warnings=snapshot.warnings,
+    )
+
+
+class Listing(Document, frozen=True, kw_only=True):
+    """Base of every list."""
+
+    observed_at: Time
+    runtime: Runtime
+    imagefs: Filesystem | None
+    warnings: tuple[str, ...]
+
+
+class Image(Part, frozen=True, kw_only=True):
+    """An image with its verdict.
+
+    Attributes:
+        first_detected: time of the first detection, equal to ``observed_at`` of the list if this reading is the first;
+            ``None`` if not observed.
+        last_used: time of the last observed use; ``None`` if no use was observed.
+        origin: ``pulled``, ``unknown``, or why the image cannot be pulled again.
+    """
+
+    id: str
+    repo_tags: tuple[str, ...]
+    repo_digests: tuple[str, ...]
+    size_bytes: int | None
+    frees_bytes: int | None
+    frees_inodes: int | None
+    accounting: Accounting
+    pinned: bool
+    first_detected: Time | None
+    last_used: Time | None
+    origin: str = ""
+    verdict: Verdict
+    reason: Reason
+
+    @classmethod
+    def of(
+        cls,
+        image: model.Image,
+        decision: Decision,
+        usage: model.ImageUsage | None,
+        accounting: Accounting,
+        origin: str,
+    ) -> Image:
+        """Return the document form of an image."""
+        return cls(
+            id=image.id,
+            repo_tags=image.repo_tags,
+            repo_digests=image.repo_digests,
+            size_bytes=image.size_bytes,
+            frees_bytes=decision.frees_bytes,
+            frees_inodes=decision.frees_inodes,
+            accounting=accounting,
+            pinned=image.pinned,
+            first_detected=usage.first_detected if usage else None,
+            last_used=usage.last_used if usage else None,
+            origin=origin,
+            verdict=decision.verdict,
+            reason=Reason.of(decision.reason),
+        )
+
+
+class Images(Listing, frozen=True, kw_only=True, tag=SchemaId.IMAGES.value):
+    """List of all images with their verdicts."""
+
+    images: tuple[Image, ...]
+
+
+class LayerStack(Part, frozen=True, kw_only=True):
+    """A stack of shared layers, with the images of exactly these layers; ``derived`` stacks have further layers."""
+
+    images: tuple[str, ...]
+    layers: int
+    bytes: int
+    images_in_all: int
+    derived: tuple[LayerStack, ...]
+
+    @classmethod
+    def of(cls, stack: layer_sharing.Stack) -> LayerStack:
+        """Return the document form of a stack."""
+        return cls(
+            images=tuple(image.name for image in stack.images),
+            layers=stack.layers,
+            bytes=stack.size_bytes,
+            images_in_all=stack.image_count,
+            derived=tuple(map(LayerStack.of, stack.derived)),
+        )
+
+
+class ImageTree(Listing, frozen=True, kw_only=True, tag=SchemaId.IMAGE_TREE.value, rename={"image_tree": "image-tree"}):
+    """List of all images by shared layers."""
+
+    image_tree: tuple[LayerStack, ...]
+
+
+class Container(Part, frozen=True, kw_only=True):
+    """A container with its verdict."""
+
+    id: str
+    name: str
+    attempt: int
+    pod_namespace: str
+    pod_name: str
+    pod_uid: str
+    sandbox_id: str
+    state: str
+    image: str
+    created_at: Time | None
+    finished_at: Time | None
+    exit_code: int | None
+    verdict: Verdict
+    reason: Reason
+
+    @classmethod
+    def of(cls, container: model.Container, decision: Decision) -> Container:
+        """Return the document form of a container."""
+        return cls(
+            id=container.id,
+            name=container.name,
+            attempt=container.attempt,
+            pod_namespace=container.pod_namespace,
+            pod_name=container.pod_name,
+            pod_uid=container.pod_uid,
+            sandbox_id=container.sandbox_id,
+            state=container.state.value,
+            image=container.image_name or container.image_ref,
+            created_at=container.created_at,
+            finished_at=container.finished_at,
+            exit_code=container.exit_code,
+            verdict=decision.verdict,
+            reason=Reason.of(decision.reason),
+        )
+
+
+class Containers(Listing, frozen=True, kw_only=True, tag=SchemaId.CONTAINERS.value):
+    """List of all containers with their verdicts."""
+
+    containers: tuple[Container, ...]
+
+
+class PodContainer(Part, frozen=True, kw_only=True):
+    """A container of a sandbox."""
+
+    id: str
+    name: str
+    state: str
+
+
+class Sandbox(Part, frozen=True, kw_only=True):
+    """A sandbox of a pod with its containers."""
+
+    id: str
+    ready: bool
+    attempt: int
+    created_at: Time | None
+    containers: tuple[PodContainer, ...]
+
+
+class Pod(Part, frozen=True, kw_only=True):
+    """A pod of the runtime.
+
+    Attributes:
+        gone: whether the pod counts as deleted.
+        how: evidence of its deletion; empty without evidence.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    gone: bool
+    how: str
+    sandboxes: tuple[Sandbox, ...]
+
+    @classmethod
+    def of(
+        cls,
+        uid: str,
+        sandboxes: Sequence[model.Sandbox],
+        containers: Mapping[str, Sequence[model.Container]],
+        status: PodDeletionStatus | None,
+    ) -> Pod:
+        """Return the document form of a pod; the keys of ``containers`` are sandbox ids."""
+        return cls(
+            uid=uid,
+            namespace=sandboxes[0].namespace,
+            name=sandboxes[0].name,
+            gone=status.deleted if status else False,
+            how=status.how if status else "",
+            sandboxes=tuple(
+                Sandbox(
+                    id=sandbox.id,
+                    ready=sandbox.ready,
+                    attempt=sandbox.attempt,
+                    created_at=sandbox.created_at,
+                    containers=tuple(
+                        PodContainer(id=each.id, name=each.name, state=each.state.value)
+                        for each in containers.get(sandbox.id, ())
+                    ),
+                )
+                for sandbox in sandboxes
+            ),
+        )
+
+
+class Pods(Listing, frozen=True, kw_only=True, tag=SchemaId.PODS.value):
+    """List of all pods of the runtime, with their sandboxes."""
+
+    pods: tuple[Pod, ...]

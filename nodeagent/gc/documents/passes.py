@@ -1,0 +1,501 @@
+"""Documents of garbage collection: preview, results, report, disk usage."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import UNSET, UnsetType
+
+from nodeagent.api import codec
+from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.common import Filesystem, Reason, Runtime
+from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.plan import breakdown as storage_breakdown
+from nodeagent.gc.plan import saved_plan
+from nodeagent.gc.plan.breakdown import Part as StoragePart
+from nodeagent.model import ImageFilesystem, NodeSnapshot, decision
+from nodeagent.model.decision import Accounting, FilesystemTarget, ItemKind, Verdict
+from nodeagent.model.node import RuntimeInfo
+from nodeagent.schemas import SchemaId
+from nodeagent.text import raw_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodeagent.gc import outcomes
+    from nodeagent.gc.outcomes import MeasuredFilesystem
+    from nodeagent.gc.plan.policy import ImageGCPolicy
+
+
+class FreedSpace(Part, frozen=True, kw_only=True):
+    """Bytes that a removal frees on one image filesystem."""
+
+    path: str
+    bytes: int
+
+
+class TargetSpace(Part, frozen=True, kw_only=True):
+    """The target of a plan on one image filesystem; ``pending_bytes`` are freed by the runtime's own GC."""
+
+    path: str
+    wanted_bytes: int
+    pending_bytes: int
+
+
+class ImageFilesystemUsage(Part, frozen=True, kw_only=True):
+    """One image filesystem of a node with several.
+
+    Attributes:
+        snapshotters: the snapshotters that store data on this filesystem.
+        content: whether the filesystem has the content store.
+        usage: reading of the filesystem; ``None`` if unreadable, with the cause in ``problem``.
+    """
+
+    path: str
+    snapshotters: tuple[str, ...]
+    content: bool
+    usage: Filesystem | None
+    problem: str
+
+
+class FilesystemEffect(Part, frozen=True, kw_only=True):
+    """The usage of one of several image filesystems before and after a pass; ``freed_bytes`` is the difference."""
+
+    path: str
+    freed_bytes: int | None
+    before: Filesystem
+    after: Filesystem
+
+
+def freed_spaces(values: Iterable[tuple[str, int]]) -> tuple[FreedSpace, ...] | UnsetType:
+    """Return the document form of the bytes freed on each image filesystem; unset if empty."""
+    return tuple(FreedSpace(path=path, bytes=size) for path, size in values) or UNSET
+
+
+def target_spaces(values: Iterable[FilesystemTarget]) -> tuple[TargetSpace, ...] | UnsetType:
+    """Return the document form of the targets on several image filesystems; unset if empty."""
+    return (
+        tuple(
+            TargetSpace(path=each.path, wanted_bytes=each.wanted_bytes, pending_bytes=each.pending_bytes)
+            for each in values
+        )
+        or UNSET
+    )
+
+
+def image_filesystems(snapshot: NodeSnapshot) -> tuple[ImageFilesystemUsage, ...] | UnsetType:
+    """Return the document form of several image filesystems; unset on a node with only one."""
+    return (
+        tuple(
+            ImageFilesystemUsage(
+                path=each.path,
+                snapshotters=tuple(sorted(each.stores - {""})),
+                content="" in each.stores,
+                usage=Filesystem.of_optional(each.observed),
+                problem=each.error,
+            )
+            for each in snapshot.image_filesystems
+        )
+        or UNSET
+    )
+
+
+def filesystem_effects(values: Iterable[MeasuredFilesystem]) -> tuple[FilesystemEffect, ...] | UnsetType:
+    """Return the document form of the measured image filesystems; unset on a node with only one."""
+    return (
+        tuple(
+            FilesystemEffect(
+                path=each.before.path,
+                freed_bytes=each.freed_bytes,
+                before=Filesystem.of(each.before),
+                after=Filesystem.of(each.after),
+            )
+            for each in values
+        )
+        or UNSET
+    )
+
+
+def spaces_to_model(values: tuple[FreedSpace, ...] | UnsetType) -> tuple[tuple[str, int], ...]:
+    """Return the model's form of the bytes freed on each image filesystem, by path."""
+    return tuple((each.path, each.bytes) for each in values) if isinstance(values, tuple) else ()
+
+
+def targets_to_model(values: tuple[TargetSpace, ...] | UnsetType) -> tuple[FilesystemTarget, ...]:
+    """Return the planner's form of the targets."""
+    found = values if isinstance(values, tuple) else ()
+    return tuple(FilesystemTarget(each.path, each.wanted_bytes, each.pending_bytes) for each in found)
+
+
+def filesystems_to_model(values: tuple[ImageFilesystemUsage, ...] | UnsetType) -> tuple[ImageFilesystem, ...]:
+    """Return the model's form of several image filesystems."""
+    found = values if isinstance(values, tuple) else ()
+    return tuple(
+        ImageFilesystem(
+            each.path,
+            frozenset(each.snapshotters) | ({""} if each.content else set()),
+            None if each.usage is None else each.usage.to_model(),
+            each.problem,
+        )
+        for each in found
+    )
+
+
+class Decision(Part, frozen=True, kw_only=True):
+    """The decision on one item.
+
+    Attributes:
+        id_base64: the id in base64 if it is a file name that is not UTF-8; absent otherwise.
+        frees_bytes: bytes freed by its removal; ``None`` if unknown, as for ``frees_inodes``.
+        frees_on: bytes freed on each image filesystem; absent on a node with only one.
+    """
+
+    kind: ItemKind
+    id: str
+    id_base64: str | UnsetType = UNSET
+    name: str
+    verdict: Verdict
+    reason: Reason
+    frees_bytes: int | None
+    frees_inodes: int | None
+    frees_on: tuple[FreedSpace, ...] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, value: decision.Decision) -> Decision:
+        """Return the document form of a decision."""
+        return cls(**decision_fields(value))
+
+    def to_model(self) -> decision.Decision:
+        """Return the planner's form of the decision."""
+        details = {key: decision.decode_detail(key, each) for key, each in self.reason.details.items()}
+        reason = decision.Reason(self.reason.code, details)
+        encoded = self.id_base64
+        item_id = b64decode(encoded).decode(errors="surrogateescape") if isinstance(encoded, str) else self.id
+        return decision.Decision(
+            self.kind,
+            item_id,
+            self.name,
+            self.verdict,
+            reason,
+            self.frees_bytes,
+            self.frees_inodes,
+            spaces_to_model(self.frees_on),
+        )
+
+
+def decision_fields(value: decision.Decision) -> dict[str, Any]:
+    """Return the fields of a decision, for the parts that extend ``Decision``."""
+    raw = raw_bytes(value.id)
+    return {
+        "kind": value.kind,
+        "id": value.id,
+        "id_base64": UNSET if raw is None else b64encode(raw).decode(),
+        "name": value.name,
+        "verdict": value.verdict,
+        "reason": Reason.of(value.reason),
+        "frees_bytes": value.frees_bytes,
+        "frees_inodes": value.frees_inodes,
+        "frees_on": freed_spaces(value.frees_on),
+    }
+
+
+class Plan(Part, frozen=True, kw_only=True):
+    """A plan with every decision, kept items included.
+
+    Attributes:
+        wanted_bytes: bytes to free, the target of the plan; 0 without a target.
+        blocked: reason for a plan without decisions; empty normally.
+        targets: the target on each image filesystem; absent on a node with only one.
+    """
+
+    kind: str
+    made_at: Time
+    accounting: Accounting
+    wanted_bytes: int
+    pending_bytes: int
+    frees_bytes: int
+    shortfall_bytes: int
+    blocked: str
+    warnings: tuple[str, ...]
+    decisions: tuple[Decision, ...]
+    targets: tuple[TargetSpace, ...] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, value: decision.Plan) -> Plan:
+        """Return the document form of a plan."""
+        return cls(
+            kind=value.kind,
+            made_at=value.made_at,
+            accounting=value.accounting,
+            wanted_bytes=value.wanted_bytes,
+            pending_bytes=value.pending_bytes,
+            frees_bytes=value.frees_bytes,
+            shortfall_bytes=value.shortfall_bytes,
+            blocked=value.blocked,
+            warnings=value.warnings,
+            decisions=tuple(map(Decision.of, value.decisions)),
+            targets=target_spaces(value.targets),
+        )
+
+    def to_model(self) -> decision.Plan:
+        """Return the planner's form of the plan."""
+        return decision.Plan(
+            self.kind,
+            self.made_at,
+            tuple(each.to_model() for each in self.decisions),
+            self.accounting,
+            self.wanted_bytes,
+            self.pending_bytes,
+            self.warnings,
+            self.blocked,
+            targets=targets_to_model(self.targets),
+        )
+
+
+class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
+    """Preview of a pass.
+
+    Attributes:
+        imagefs_problem: cause of a missing reading of the image filesystem; empty normally.
+        high_percent: usage at which image removal starts; ``None`` if unknown, as for ``low_percent``.
+        image_filesystems: all image filesystems, ``imagefs`` first; absent on a node with only one.
+        undo_window_s: seconds for which the image removals can be undone if a user requests them, before their space is
+            freed; 0 if it is freed at once.
+    """
+
+    scope: str
+    dry_run: bool
+    observed_at: Time
+    runtime: Runtime
+    imagefs: Filesystem | None
+    warnings: tuple[str, ...]
+    plans: tuple[Plan, ...]
+    imagefs_problem: str = ""
+    high_percent: int | None = None
+    low_percent: int | None = None
+    image_filesystems: tuple[ImageFilesystemUsage, ...] | UnsetType = UNSET
+    undo_window_s: Number = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        scope: str,
+        snapshot: NodeSnapshot,
+        plans: Iterable[decision.Plan],
+        policy: ImageGCPolicy | None = None,
+        *,
+        undo_window_s: float = 0.0,
+    ) -> Preview:
+        """Return the document of plans made from a snapshot, with the thresholds of a policy."""
+        return cls(
+            scope=scope,
+            dry_run=True,
+            observed_at=snapshot.observed_at,
+            runtime=Runtime.of(snapshot),
+            imagefs=Filesystem.of_optional(snapshot.image_filesystem),
+            warnings=snapshot.warnings,
+            plans=tuple(map(Plan.of, plans)),
+            imagefs_problem=snapshot.image_filesystem_error,
+            high_percent=None if policy is None else policy.high_threshold_percent,
+            low_percent=None if policy is None else policy.low_threshold_percent,
+            image_filesystems=image_filesystems(snapshot),
+            undo_window_s=undo_window_s,
+        )
+
+    def snapshot(self) -> NodeSnapshot:
+        """Return a snapshot with the contents of the document: runtime, role, image filesystem and warnings."""
+        runtime = self.runtime
+        return NodeSnapshot(
+            self.observed_at,
+            RuntimeInfo(runtime.name, runtime.version, runtime.api_version, runtime.endpoint),
+            runtime.role,
+            image_filesystem=None if self.imagefs is None else self.imagefs.to_model(),
+            image_filesystem_error=self.imagefs_problem,
+            image_filesystems=filesystems_to_model(self.image_filesystems),
+            warnings=self.warnings,
+        )
+
+
+class ResultFields(Decision, frozen=True, kw_only=True):
+    """A planned removal and its outcome."""
+
+    outcome: Outcome
+    detail: str
+    duration_s: Number
+
+    @classmethod
+    def of_result(cls, value: outcomes.Result) -> Self:
+        """Return the document form of a result."""
+        return cls(
+            **decision_fields(value.decision),
+            outcome=value.outcome,
+            detail=value.detail,
+            duration_s=round(value.duration_s, 4),
+        )
+
+
+class Result(ResultFields, Document, frozen=True, kw_only=True, tag=SchemaId.RESULT.value, tag_field="schema"):
+    """Result of one removal, sent while the pass is running."""
+
+
+class StorageMember(Part, frozen=True, kw_only=True):
+    """One of the largest items of a storage share."""
+
+    name: str
+    bytes: int
+
+
+class StorageShare(Part, frozen=True, kw_only=True):
+    """One share of the image filesystem's usage; ``complete`` is false for a lower bound."""
+
+    part: StoragePart
+    bytes: int
+    complete: bool
+    largest: tuple[StorageMember, ...]
+
+
+class BreakdownFields(Part, frozen=True, kw_only=True):
+    """The usage of the image filesystem by share.
+
+    Attributes:
+        exact: whether image sizes are counted by layers; otherwise the runtime's sizes are used.
+    """
+
+    imagefs: Filesystem
+    exact: bool
+    shares: tuple[StorageShare, ...]
+
+    @classmethod
+    def of(cls, value: storage_breakdown.Breakdown) -> Self:
+        """Return the document form of a breakdown."""
+        return cls(
+            imagefs=Filesystem.of(value.filesystem),
+            exact=value.exact,
+            shares=tuple(
+                StorageShare(
+                    part=share.part,
+                    bytes=share.size_bytes,
+                    complete=share.exact,
+                    largest=tuple(StorageMember(name=name, bytes=size) for name, size in share.members),
+                )
+                for share in value.shares
+            ),
+        )
+
+    def to_model(self) -> storage_breakdown.Breakdown:
+        """Return the model's form of the breakdown."""
+        shares = tuple(
+            storage_breakdown.Share(
+                share.part, share.bytes, tuple((each.name, each.bytes) for each in share.largest), share.complete
+            )
+            for share in self.shares
+        )
+        return storage_breakdown.Breakdown(self.imagefs.to_model(), shares, self.exact)
+
+
+class DiskUsage(
+    BreakdownFields, Document, frozen=True, kw_only=True, tag=SchemaId.DISK_USAGE.value, tag_field="schema"
+):
+    """The usage of the image filesystem by share."""
+
+
+class Drift(Part, frozen=True, kw_only=True):
+    """An item of a saved plan that is no longer removable.
+
+    Attributes:
+        gone: whether the item no longer exists; otherwise the item is kept.
+    """
+
+    kind: ItemKind
+    id: str
+    name: str
+    gone: bool
+    why: str
+
+    @classmethod
+    def of(cls, value: saved_plan.Drift) -> Drift:
+        """Return the document form of a drift."""
+        item = value.item
+        return cls(kind=item.kind, id=item.id, name=item.name, gone=value.gone, why=value.why)
+
+
+class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
+    """The outcome of a pass.
+
+    Attributes:
+        end: result of the pass; ``end_detail`` gives the cause, empty on success.
+        freed_bytes: freed bytes, measured on the image filesystem; ``None`` without a measurement.
+        undo_until: end of the undo window of removed images; ``None`` without an undo window.
+        undo_bytes: predicted bytes that the end of the undo window frees; not in ``predicted_bytes``.
+        breakdown: usage of the image filesystem; present if the pass missed its target.
+        drift: items of the applied saved plan that were no longer removable; absent for other passes.
+        filesystems: all image filesystems, if measured; absent on a node with only one.
+    """
+
+    pass_id: str
+    scope: str
+    trigger: str
+    dry_run: bool
+    started_at: Time
+    duration_s: Number
+    settled_s: Number
+    end: PassEnd
+    end_detail: str
+    predicted_bytes: int
+    collected_bytes: int
+    freed_bytes: int | None
+    imagefs_before: Filesystem | None
+    imagefs_after: Filesystem | None
+    warnings: tuple[str, ...]
+    results: tuple[ResultFields, ...]
+    plans: tuple[Plan, ...]
+    undo_until: Time | None = None
+    undo_bytes: int = 0
+    breakdown: BreakdownFields | UnsetType = UNSET
+    drift: tuple[Drift, ...] | UnsetType = UNSET
+    filesystems: tuple[FilesystemEffect, ...] | UnsetType = UNSET
+
+    @classmethod
+    def of(
+        cls,
+        value: outcomes.PassReport,
+        *,
+        breakdown: storage_breakdown.Breakdown | None = None,
+        drift: Iterable[saved_plan.Drift] | None = None,
+    ) -> Report:
+        """Return the document of a pass; ``drift`` is that of an applied saved plan, ``None`` for other passes."""
+        return cls(
+            pass_id=value.id,
+            scope=value.scope,
+            trigger=value.trigger,
+            dry_run=value.dry_run,
+            started_at=value.started_at,
+            duration_s=round(value.duration_s, 4),
+            settled_s=round(value.settled_s, 4),
+            end=value.end,
+            end_detail=value.end_detail,
+            predicted_bytes=value.predicted_bytes,
+            collected_bytes=value.collected_bytes,
+            freed_bytes=value.freed_bytes,
+            imagefs_before=Filesystem.of_optional(value.before),
+            imagefs_after=Filesystem.of_optional(value.after),
+            warnings=value.warnings,
+            results=tuple(map(ResultFields.of_result, value.results)),
+            plans=tuple(map(Plan.of, value.plans)),
+            undo_until=value.undo_until,
+            undo_bytes=value.undo_bytes,
+            breakdown=UNSET if breakdown is None else BreakdownFields.of(breakdown),
+            drift=UNSET if drift is None else tuple(map(Drift.of, drift)),
+            filesystems=filesystem_effects(value.filesystems),
+        )
+
+
+def decode_progress(text: str) -> Result | Report:
+    """Decode one document of the stream of a running pass: a result, or the final report.
+
+    Raises:
+        DocumentError: the text is neither a result nor a report.
+    """
+    document: Result | Report = codec.decode_any(text, Result | Report, "result or report")
+    return document

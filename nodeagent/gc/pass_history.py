@@ -1,0 +1,222 @@
+"""History record of a garbage collection pass: planned removals before the first removal, then each outcome."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.model.decision import ItemKind
+from nodeagent.record import Record, replace
+from nodeagent.store.history import PastAction, PastPass
+from nodeagent.store.write_ahead import PLANNED, RUNNING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nodeagent.clock import Clock
+    from nodeagent.gc.history_writer import HistoryWriter
+    from nodeagent.gc.outcomes import PassReport, Result
+    from nodeagent.gc.pass_state import PassProgress, Preview
+    from nodeagent.gc.restore import UndoReport
+    from nodeagent.model import NodeSnapshot
+    from nodeagent.model.decision import Decision
+
+UNDO: Final = "undo"
+"""Trigger and reason of an undo in the history."""
+
+
+def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastPass:
+    """Return the history record of a pass with every planned removal; image names are from ``snapshot``."""
+    removed = {result.decision.id for result in report.results}
+    names = {image.id: image.references for image in snapshot.images if image.id in removed} if removed else {}
+    return PastPass(
+        id=report.id,
+        started_at=report.started_at,
+        duration_s=report.duration_s,
+        trigger=report.trigger,
+        scope=report.scope,
+        plan_id=plan_id,
+        dry_run=report.dry_run,
+        result=report.end.value,
+        detail=report.end_detail,
+        predicted_bytes=report.predicted_bytes,
+        freed_bytes=report.freed_bytes,
+        percent_before=report.before.used_percent if report.before else None,
+        percent_after=report.after.used_percent if report.after else None,
+        actions=tuple(past_action(result, names) for result in report.results),
+        settled_s=report.settled_s,
+    )
+
+
+def past_undo(report: UndoReport, names: Mapping[str, str]) -> PastPass:
+    """Return the history record of an undo; ``names`` are the display names of images, by id."""
+    failed = len(report.failed)
+    detail = f"undo of pass {report.pass_id}"
+    actions = [
+        PastAction(
+            kind=ItemKind.IMAGE.value,
+            item_id=each.image_id,
+            name=names.get(each.image_id) or next(iter(each.names), each.image_id),
+            references=each.names,
+            outcome=each.outcome.value,
+            detail=each.detail,
+            reason=UNDO,
+            sentence=detail,
+            frees_bytes=None,
+            duration_s=0.0,
+        )
+        for each in report.results
+    ]
+    return PastPass(
+        id=report.id,
+        started_at=report.started_at,
+        duration_s=report.duration_s,
+        trigger=UNDO,
+        scope=Scope.IMAGES.value,
+        plan_id="",
+        dry_run=False,
+        result="failed" if failed else PassEnd.COMPLETE.value,
+        detail=f"{detail}: {failed} of {len(report.results)} images not restored" if failed else detail,
+        predicted_bytes=0,
+        freed_bytes=None,
+        percent_before=None,
+        percent_after=None,
+        actions=tuple(actions),
+    )
+
+
+def planned_action(decision: Decision, names: Mapping[str, tuple[str, ...]]) -> PastAction:
+    """Return the history record of a planned removal without an outcome; ``names`` are image names by image id."""
+    return PastAction(
+        kind=decision.kind.value,
+        item_id=decision.id,
+        name=decision.name,
+        references=names.get(decision.id, ()) if decision.kind is ItemKind.IMAGE else (),
+        outcome=PLANNED,
+        detail="",
+        reason=decision.reason.code.value,
+        sentence=decision.reason.sentence,
+        frees_bytes=decision.frees_bytes,
+        duration_s=0.0,
+    )
+
+
+def past_action(result: Result, names: Mapping[str, tuple[str, ...]]) -> PastAction:
+    """Return the history record of a removal with its outcome."""
+    planned = planned_action(result.decision, names)
+    return replace(planned, outcome=result.outcome.value, detail=result.detail, duration_s=result.duration_s)
+
+
+class PassStart(Record):
+    """Start of a pass, reported before the first removal.
+
+    Attributes:
+        planned: number of planned removals.
+        predicted_bytes: predicted bytes of the removals of known size.
+        pending_bytes: unreferenced bytes that the runtime collects before the first removal.
+    """
+
+    pass_id: str
+    scope: str
+    trigger: str
+    planned: int
+    predicted_bytes: int
+    pending_bytes: int
+
+
+class PassRecorder(Protocol):
+    """Recorder of a running pass."""
+
+    async def begin_round(self, progress: PassProgress, current: Preview) -> None:
+        """Record the planned removals of a round, before its first removal."""
+
+    def record(self, result: Result) -> None:
+        """Record the outcome of the next removal of the round."""
+
+
+class NoRecorder:
+    """Recorder without effect, for passes that are not recorded."""
+
+    async def begin_round(self, progress: PassProgress, current: Preview) -> None:
+        """Do nothing."""
+
+    def record(self, result: Result) -> None:
+        """Do nothing."""
+
+
+class HistoryRecorder:
+    """Recorder of one pass in the history, which also reports the start of the pass."""
+
+    def __init__(
+        self, writer: HistoryWriter | None, clock: Clock, *, plan_id: str, on_start: Callable[[PassStart], None]
+    ) -> None:
+        """Prepare the record of a pass.
+
+        Args:
+            writer: writes to the history; ``None`` to only report the start.
+            clock: measures the duration of the pass.
+            plan_id: id of the first plan.
+            on_start: called once the first round is recorded, before its first removal.
+        """
+        self._writer = writer
+        self._clock = clock
+        self._plan_id = plan_id
+        self._on_start = on_start
+        self._pass_id = ""
+        self._names: Mapping[str, tuple[str, ...]] = {}
+        self._position = 0
+        self._began_s = 0.0
+
+    async def begin_round(self, progress: PassProgress, current: Preview) -> None:
+        """Record the planned removals of a round; report the start of the pass in the first round."""
+        self._names = {image.id: image.references for image in current.snapshot.images}
+        self._position = len(progress.results)
+        planned = tuple(planned_action(each, self._names) for each in current.removals)
+        if self._pass_id:
+            if self._writer is not None:
+                await self._writer.extend(self._pass_id, planned)
+            return
+        self._pass_id, self._began_s = progress.id, self._clock.monotonic_s() - current.snapshot.reading_s
+        before = current.snapshot.image_filesystem
+        past = PastPass(
+            id=progress.id,
+            started_at=progress.started_at,
+            duration_s=0.0,
+            trigger=progress.trigger,
+            scope=current.scope.value,
+            plan_id=self._plan_id,
+            dry_run=False,
+            result=RUNNING,
+            detail="",
+            predicted_bytes=0,
+            freed_bytes=None,
+            percent_before=before.used_percent if before else None,
+            percent_after=None,
+            actions=planned,
+        )
+        if self._writer is not None:
+            await self._writer.begin(past)
+        self._on_start(
+            PassStart(
+                progress.id,
+                past.scope,
+                past.trigger,
+                len(planned),
+                sum(each.frees_bytes or 0 for each in planned),
+                current.pending_bytes,
+            )
+        )
+
+    def record(self, result: Result) -> None:
+        """Record the outcome of the next planned removal."""
+        if self._writer is None or not self._pass_id:
+            return
+        duration_s = self._clock.monotonic_s() - self._began_s
+        self._writer.update(self._pass_id, self._position, past_action(result, self._names), duration_s)
+        self._position += 1
+
+    def abandon(self, cause: str) -> None:
+        """Record a started pass as interrupted, with a cause such as ``cancelled``."""
+        if self._writer is not None and self._pass_id:
+            self._writer.interrupt(self._pass_id, cause)

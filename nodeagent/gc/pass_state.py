@@ -1,0 +1,381 @@
+"""State of one pass: its preview, its progress, and the measured image filesystems."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec.structs import force_setattr
+
+from nodeagent.errors import NodeAgentError
+from nodeagent.gc.freed_space import make_visible
+from nodeagent.gc.outcomes import MeasuredFilesystem, Outcome, PassEnd, PassReport, bytes_in_undo_windows
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.policy import Scope, Spent
+from nodeagent.model.decision import Accounting, ItemKind
+from nodeagent.record import Record, replace
+from nodeagent.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
+    from nodeagent.gc.outcomes import Result
+    from nodeagent.gc.plan.policy import GCPolicy
+    from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
+    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.model.decision import Decision, Plan
+
+
+class Observer(Protocol):
+    """Source of node snapshots."""
+
+    async def observe(self, scope: Scope) -> NodeSnapshot:
+        """Return the current state of the node, limited to ``scope``."""
+
+
+class Preview(Record):
+    """The plans of a pass, in order of execution, with their snapshot.
+
+    Attributes:
+        removals: every removal, in order of execution; computed from ``plans``.
+    """
+
+    scope: Scope
+    snapshot: NodeSnapshot
+    plans: tuple[Plan, ...]
+    removals: tuple[Decision, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Compute the removals once, as a pass reads them many times and plans of large nodes keep most items."""
+        force_setattr(self, "removals", tuple(decision for plan in self.plans for decision in plan.removals))
+
+    @property
+    def pending_bytes(self) -> int:
+        """Unreferenced bytes that the runtime collects before the first removal."""
+        return sum(plan.pending_bytes for plan in self.plans)
+
+    @property
+    def ends_undo(self) -> bool:
+        """Whether undo windows end before the first removal, because space is needed."""
+        return any(plan.ends_undo for plan in self.plans)
+
+    @property
+    def acts(self) -> bool:
+        """Whether a pass would collect garbage or remove an item."""
+        return bool(self.pending_bytes) or bool(self.removals)
+
+    @property
+    def predicted_end(self) -> tuple[PassEnd, str]:
+        """End of the pass and its detail if every removal succeeds and frees the predicted bytes.
+
+        A dry run reports this end; the end of any other pass is measured.
+        """
+        blocked = [plan.blocked for plan in self.plans if plan.blocked]
+        if blocked:
+            return PassEnd.REFUSED, "; ".join(blocked)
+        short_bytes = sum(plan.shortfall_bytes for plan in self.plans)
+        if short_bytes:
+            return PassEnd.SHORTFALL, f"{format_bytes(short_bytes)} short of the low threshold"
+        return (PassEnd.COMPLETE if self.acts else PassEnd.NOTHING_TO_DO), ""
+
+
+async def preview_pass(
+    observer: Observer, policy: GCPolicy, scope: Scope, only: frozenset[str] | None = None
+) -> Preview:
+    """Observe and plan a pass without any change to the node; ``only`` limits the removals to these ids.
+
+    Plans are computed in a thread, since planning for a large node would delay the other tasks of the daemon.
+    """
+    snapshot = await observer.observe(scope)
+    return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy, only))
+
+
+def plans_for(
+    scope: Scope, snapshot: NodeSnapshot, policy: GCPolicy, only: frozenset[str] | None = None
+) -> tuple[Plan, ...]:
+    """Return the plans of a pass over ``scope``, in order of execution; ``only`` limits the removals to these ids."""
+    if scope is Scope.IMAGES:
+        return (plan_image_gc(snapshot, policy.images, only=only),)
+    from nodeagent.gc.plan.planner import plan_all, plan_containers  # noqa: PLC0415 - not needed for a list of images
+
+    if scope is Scope.CONTAINERS:
+        return plan_containers(snapshot, policy, only=only).plans
+    return plan_all(snapshot, policy, only=only).plans
+
+
+def plans_by_loop(snapshot: NodeSnapshot, policy: GCPolicy) -> tuple[Plan, ...]:
+    """Return the plans of the next container GC pass and of the next image GC pass, for the same snapshot.
+
+    A plan of all items treats the containers planned for removal as removed. Here these containers still reference
+    their images, as in the lists of images and containers.
+    """
+    return (*plans_for(Scope.CONTAINERS, snapshot, policy), *plans_for(Scope.IMAGES, snapshot, policy))
+
+
+def plans_for_saved(
+    saved: SavedPlan, snapshot: NodeSnapshot, policy: GCPolicy
+) -> tuple[tuple[Plan, ...], tuple[Drift, ...]]:
+    """Return the plans to carry out when a saved plan is applied, and its removals that are not carried out.
+
+    The plans remove an item only if the saved plan and a new plan under the policy in force both remove the item, and
+    if its digest is unchanged. The planners run again with these items alone, since an image can be in use by a
+    container that only the new plan removes.
+    """
+    from nodeagent.gc.plan.saved_plan import find_drift, unchanged_removals  # noqa: PLC0415 - not needed for lists
+
+    unchanged = unchanged_removals(saved, snapshot)
+    fresh = plans_for(saved.scope, snapshot, policy)
+    both = unchanged & {decision.id for plan in fresh for decision in plan.removals}
+    plans = plans_for(saved.scope, snapshot, policy, both)
+    return plans, find_drift(saved, (*fresh, *plans), unchanged)
+
+
+def new_pass_id(started_at: datetime) -> str:
+    """Return a new unique id of a pass or an eviction: its start time and six random hexadecimal digits."""
+    return f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+class PassProgress:
+    """Plans, results and warnings of a pass so far."""
+
+    def __init__(self, started_at: datetime, preview: Preview, trigger: str) -> None:
+        self.id = new_pass_id(started_at)
+        self.started_at = started_at
+        self.preview = preview
+        self.trigger = trigger
+        self.rounds = 0
+        self.collected_bytes = 0
+        self.settled_s = 0.0
+        self.plans: list[Plan] = []
+        self.results: list[Result] = []
+        self.warnings: list[str] = []
+        self.last_plan: Plan | None = None
+        self.end: tuple[PassEnd, str] | None = None
+
+    def failed_images(self) -> dict[str, str]:
+        """Return the cause of each failed or skipped image removal of this pass, by image id."""
+        return {
+            result.decision.id: result.detail
+            for result in self.results
+            if result.decision.kind is ItemKind.IMAGE and result.outcome in (Outcome.FAILED, Outcome.CHANGED)
+        }
+
+    @property
+    def undo_bytes(self) -> int:
+        """Predicted bytes of removed images in their undo window."""
+        return bytes_in_undo_windows(self.results)
+
+    def end_undo(self) -> int:
+        """Mark the undo windows of this pass as ended; return the predicted bytes of their images."""
+        size_bytes = self.undo_bytes
+        self.results = [
+            replace(each, undo_until=None, detail="undo window ended: more space is needed")
+            if each.undo_until
+            else each
+            for each in self.results
+        ]
+        return size_bytes
+
+    def removed_ids(self) -> frozenset[str]:
+        """Return the ids of the removed items."""
+        return frozenset(
+            result.decision.id for result in self.results if result.outcome in (Outcome.DONE, Outcome.GONE)
+        )
+
+    def spent(self) -> Spent:
+        """Return the number and the bytes of removed images, which count against the limits per pass."""
+        done = [
+            result.decision
+            for result in self.results
+            if result.decision.kind is ItemKind.IMAGE and result.outcome is Outcome.DONE
+        ]
+        return Spent(images=len(done), size_bytes=sum(decision.frees_bytes or 0 for decision in done))
+
+    def report(
+        self,
+        end: tuple[PassEnd, str],
+        *,
+        duration_s: float,
+        dry_run: bool,
+        measured: Sequence[MeasuredFilesystem],
+    ) -> PassReport:
+        """Return the report of the pass; ``measured`` are the image filesystems after the last removal, if measured."""
+        before = self.preview.snapshot.image_filesystem
+        after = next((each.after for each in measured if before is not None and each.before.path == before.path), None)
+        return PassReport(
+            id=self.id,
+            scope=self.preview.scope.value,
+            trigger=self.trigger,
+            started_at=self.started_at,
+            duration_s=duration_s,
+            dry_run=dry_run,
+            plans=tuple(self.plans),
+            results=tuple(self.results),
+            end=end[0],
+            end_detail=end[1],
+            before=before,
+            after=after,
+            warnings=tuple(self.warnings),
+            collected_bytes=self.collected_bytes,
+            settled_s=self.settled_s,
+            filesystems=tuple(measured) if self.preview.snapshot.image_filesystems else (),
+        )
+
+
+SETTLE_WITHIN_S: Final = 10.0
+SETTLE_HURRIED_S: Final = 0.3
+SETTLE_STEP_S: Final = 0.1
+MEASUREMENT_SLACK_BYTES: Final = 1 << 20
+
+_ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
+
+
+class Measurement:
+    """Measurement of all image filesystems of one pass."""
+
+    def __init__(
+        self,
+        progress: PassProgress,
+        read_filesystem: Callable[[str], FsObservation],
+        stop: asyncio.Event,
+        *,
+        hurried: bool = False,
+    ) -> None:
+        """Prepare a measurement; ``stop`` ends its waits when set.
+
+        With ``hurried``, the wait for freed bytes is at most ``SETTLE_HURRIED_S`` seconds and ends when the available
+        bytes decrease: the caller (the eviction loop) measures the effect itself.
+        """
+        self._progress = progress
+        self._read_filesystem = read_filesystem
+        self._stop = stop
+        self._hurried = hurried
+        self._before = readings_of(progress.preview.snapshot)
+
+    async def read(self) -> tuple[MeasuredFilesystem, ...]:
+        """Measure every image filesystem of the pass.
+
+        Raises:
+            NodeAgentError: a filesystem cannot be read.
+        """
+        return tuple([MeasuredFilesystem(each, await self._settled(each)) for each in self._before])
+
+    async def missing_bytes(self, low: int) -> int:
+        """Measure the filesystems with a target and return the bytes still to be freed to reach ``low`` percent usage.
+
+        Bytes that the end of undo windows will free count as freed.
+
+        Raises:
+            NodeAgentError: a filesystem cannot be read.
+        """
+        return self.missing_after(await self.read(), low)
+
+    def missing_after(self, measured: Sequence[MeasuredFilesystem], low: int) -> int:
+        """Return the bytes still to be freed to reach the targets of the pass, according to ``measured``."""
+        return sum(missing for _, missing in self._shortfalls(measured, low))
+
+    def shortfall_detail(self, measured: Sequence[MeasuredFilesystem], low: int) -> str:
+        """Return the shortfall and the number of kept images by reason code, as a sentence; empty for none."""
+        found = max(self._shortfalls(measured, low), key=lambda each: each[1], default=None)
+        return "" if found is None else self._detail(found[0], low)
+
+    def _shortfalls(self, measured: Sequence[MeasuredFilesystem], low: int) -> list[tuple[MeasuredFilesystem, int]]:
+        """Return each measured filesystem that missed its target, with the missing bytes."""
+        progress, found = self._progress, []
+        targets = {target.path for plan in progress.plans for target in plan.targets}
+        if not any(plan.wanted_bytes for plan in progress.plans if plan.kind == "images"):
+            return []
+        for each in measured:
+            if self._several and each.before.path not in targets:
+                continue
+            missing = max(0, missing_bytes(each.after, low) - self._undo_bytes(each.before.path))
+            if missing:
+                found.append((each, missing))
+        return found
+
+    @property
+    def _several(self) -> bool:
+        return bool(self._progress.preview.snapshot.image_filesystems)
+
+    def _undo_bytes(self, path: str) -> int:
+        if not self._several:
+            return self._progress.undo_bytes
+        return sum(each.decision.bytes_on(path) for each in self._progress.results if each.undo_until is not None)
+
+    def _predicted_bytes(self, path: str) -> int:
+        """Return the predicted bytes of the removals so far on a filesystem."""
+        done = [
+            result.decision
+            for result in self._progress.results
+            if result.outcome is Outcome.DONE and result.decision.kind in _ON_IMAGEFS and result.undo_until is None
+        ]
+        if self._several:
+            return sum(decision.bytes_on(path) for decision in done)
+        return self._progress.collected_bytes + sum(decision.frees_bytes or 0 for decision in done)
+
+    async def _settled(self, before: FsObservation) -> FsObservation:
+        """Measure a filesystem once the freed bytes are available, or after a bounded wait.
+
+        containerd sometimes collects garbage in the background, XFS frees inodes and blocks with a delay, and Btrfs
+        frees space with the next commit; after an immediate measurement, a pass would remove more than needed. Without
+        exact accounting the freed bytes are unknown, so the filesystem is measured immediately.
+        """
+        exact = any(plan.accounting is Accounting.LAYERS for plan in self._progress.plans)
+        certain_bytes = max(0, self._predicted_bytes(before.path) * 98 // 100 - MEASUREMENT_SLACK_BYTES)
+        target_bytes = before.available_bytes + certain_bytes
+        waited_s, last_bytes = 0.0, 0
+        within_s = min(SETTLE_WITHIN_S, SETTLE_HURRIED_S) if self._hurried else SETTLE_WITHIN_S
+        while True:
+            measured = self._read_filesystem(before.path)
+            settled = not exact or not certain_bytes or measured.available_bytes >= target_bytes
+            consumed = self._hurried and measured.available_bytes < last_bytes
+            if settled or consumed or waited_s >= within_s or self._stop.is_set():
+                return measured
+            last_bytes = measured.available_bytes
+            if not waited_s:
+                await make_visible([before.path])
+            waited_s += SETTLE_STEP_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_STEP_S):
+                    await self._stop.wait()
+
+    def _detail(self, measured: MeasuredFilesystem, low: int) -> str:
+        progress, after = self._progress, measured.after
+        last = progress.last_plan or next((plan for plan in reversed(progress.plans) if plan.kind == "images"), None)
+        removed = progress.removed_ids()
+        counts: dict[str, int] = {}
+        for decision in last.decisions if last else ():
+            if decision.id not in removed:
+                counts[decision.reason.code.value] = counts.get(decision.reason.code.value, 0) + 1
+        kept = ", ".join(f"{count} {code}" for code, count in sorted(counts.items(), key=lambda item: -item[1]))
+        name = f"imagefs {measured.before.path}" if self._several else "imagefs"
+        missing = format_bytes(missing_bytes(after, low))
+        usage = f"{name} is {after.used_percent}% full, {missing} above the low threshold {low}%"
+        return f"{usage}; images kept: {kept}" if kept else f"{usage}; no images remain"
+
+
+def readings_of(snapshot: NodeSnapshot) -> tuple[FsObservation, ...]:
+    """Return the reading of each image filesystem that could be read."""
+    if snapshot.image_filesystems:
+        return tuple(each.observed for each in snapshot.image_filesystems if each.observed is not None)
+    return () if snapshot.image_filesystem is None else (snapshot.image_filesystem,)
+
+
+def is_relieved(paths: Sequence[str], read_filesystem: Callable[[str], FsObservation], low: int) -> bool:
+    """Return whether the usage of each of these filesystems is at most ``low`` percent; false if any is unreadable."""
+    try:
+        return all(read_filesystem(path).used_percent <= low for path in paths)
+    except NodeAgentError:
+        return False
+
+
+def missing_bytes(observed: FsObservation, low: int) -> int:
+    """Return the bytes still to be freed to reach the low threshold ``low`` in percent.
+
+    The planner calculates the target in the same way. The usage percentage is not used: it is rounded as in the
+    kubelet, so it can be one percent above the threshold although the target is met to the byte.
+    """
+    return max(0, observed.capacity_bytes * (100 - low) // 100 - observed.available_bytes)

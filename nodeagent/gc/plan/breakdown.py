@@ -1,0 +1,278 @@
+"""Usage breakdown of the image filesystem, which shows the data that garbage collection cannot remove."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.gc.plan.image_users import find_users
+from nodeagent.model import ContainerState, PieceKind, ReferenceKind
+from nodeagent.pods.plan.groups import container_name, sandbox_name
+from nodeagent.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodeagent.model import FsObservation, Image, NodeSnapshot, StorageGraph, UnreferencedPiece
+
+_MAYBE_RUNNING: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
+
+
+class Part(StrEnum):
+    """Category of usage of the image filesystem. The values are part of the JSON output."""
+
+    IMAGES_IN_USE = "images-in-use"
+    IMAGES_UNUSED = "images-unused"
+    HELD_OTHERWISE = "held-otherwise"
+    NOT_HELD = "not-held"
+    WRITABLE_RUNNING = "writable-layers-running"
+    WRITABLE_DEAD = "writable-layers-dead"
+    POD_LOGS = "pod-logs"
+    POD_VOLUMES = "pod-volumes"
+    OTHER = "not-container-data"
+
+
+class Walk(Record):
+    """Disk usage of a directory tree.
+
+    Attributes:
+        path: root of the tree.
+        size_bytes: disk usage of the files in the tree, without other filesystems.
+        complete: whether the whole tree was read in time; otherwise ``size_bytes`` is a lower bound.
+    """
+
+    path: str
+    size_bytes: int
+    complete: bool = True
+
+
+class MeasuredUsage(Record):
+    """Disk usage measured in addition to the snapshot.
+
+    Attributes:
+        unreferenced: unreferenced blobs and snapshots.
+        writable_bytes: size of the writable layer by container or sandbox id; ``None`` if not measured.
+        logs: usage of the pod log root; ``None`` if it is on another filesystem.
+        volumes: pod volume directories on the image filesystem, and large files in these directories.
+        largest: the largest other directories and files on the image filesystem.
+        log_files: the largest files in the pod log root.
+    """
+
+    unreferenced: Sequence[UnreferencedPiece] = ()
+    writable_bytes: Mapping[str, int] | None = None
+    logs: Walk | None = None
+    volumes: Sequence[Walk] = ()
+    largest: Sequence[Walk] = ()
+    log_files: Sequence[Walk] = ()
+
+
+class Share(Record):
+    """Usage of one category with its largest members, largest first; a lower bound or estimate unless ``exact``."""
+
+    part: Part
+    size_bytes: int
+    members: tuple[tuple[str, int], ...] = ()
+    exact: bool = True
+
+
+class Breakdown(Record):
+    """Usage of the image filesystem by category; the shares add up to the used bytes, unless estimates exceed them.
+
+    Attributes:
+        filesystem: capacity and available bytes of the filesystem.
+        shares: usage of each category, in a fixed order.
+        exact: whether image usage is the size of layers; otherwise it is the sum of the image sizes reported by CRI.
+    """
+
+    filesystem: FsObservation
+    shares: tuple[Share, ...]
+    exact: bool
+
+
+def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: MeasuredUsage) -> Breakdown:
+    """Return the usage of the image filesystem by category.
+
+    A layer shared by used and unused images counts as used. The remaining usage is data other than container data; its
+    members are the largest directories, which may not cover all of the remainder. The remainder is 0 if the categories
+    exceed the used bytes, which is possible with upper-bound sizes.
+    """
+    users = find_users(snapshot)
+    storage = snapshot.storage
+    shares = (
+        _image_shares(snapshot, storage, users.images, users_by_image(snapshot))
+        if storage is not None
+        else _image_shares_by_size(snapshot, users.images)
+    )
+    unreferenced_bytes = sum(each.piece.size_bytes for each in measured.unreferenced if not each.piece.references)
+    members = [(each.piece.key, each.piece.size_bytes) for each in measured.unreferenced if not each.piece.references]
+    shares.append(Share(Part.NOT_HELD, unreferenced_bytes, _largest(members)))
+    shares += _writable_shares(snapshot, measured.writable_bytes or {})
+    if measured.logs is not None:
+        files = _largest((each.path, each.size_bytes) for each in measured.log_files)
+        shares.append(Share(Part.POD_LOGS, measured.logs.size_bytes, files, exact=measured.logs.complete))
+    if measured.volumes:
+        shares.append(_of_walks(Part.POD_VOLUMES, measured.volumes))
+    used_bytes = filesystem.capacity_bytes - filesystem.available_bytes
+    other_bytes = max(0, used_bytes - sum(share.size_bytes for share in shares))
+    members = [(each.path, each.size_bytes) for each in measured.largest]
+    shares.append(Share(Part.OTHER, other_bytes, _largest(members), all(each.complete for each in measured.largest)))
+    return Breakdown(filesystem, tuple(shares), exact=storage is not None)
+
+
+def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:
+    """Return the names of up to three pods that use an image, as text, by image id."""
+    users = find_users(snapshot)
+    users_of = {}
+    for image in snapshot.images:
+        containers, sandboxes = users.containers.get(image.id, ()), users.sandboxes.get(image.id, ())
+        pods = {f"{each.pod_namespace}/{each.pod_name}" if each.pod_name else each.name for each in containers}
+        pods |= {f"{each.namespace}/{each.name}" for each in sandboxes}
+        if pods:
+            named = sorted(pods)
+            users_of[image.id] = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    return users_of
+
+
+def _image_shares(
+    snapshot: NodeSnapshot, storage: StorageGraph, in_use: frozenset[str], users: Mapping[str, str]
+) -> list[Share]:
+    """Return the usage of used images, unused images and otherwise referenced content, each piece counted once."""
+    names = {image.id: image.name for image in snapshot.images}
+    counted: set[int] = set()
+    shares = []
+    for part, used in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
+        members = []
+        total = 0
+        for image_id, indexes in storage.by_image.items():
+            if (image_id in in_use) is not used:
+                continue
+            uncounted = [index for index in indexes if index not in counted]
+            size = sum(storage.pieces[index].size_bytes for index in uncounted)
+            counted.update(uncounted)
+            total += size
+            name = names.get(image_id, image_id)
+            members.append((f"{name} ({users[image_id]})" if image_id in users else name, size))
+        shares.append(Share(part, total, _largest(members)))
+    others = [
+        (", ".join(kind.value for kind in piece.references), piece.size_bytes)
+        for index, piece in enumerate(storage.pieces)
+        if index not in counted and piece.references and set(piece.references) != {ReferenceKind.CONTAINER}
+    ]
+    if storage.undo_bytes:
+        others.append(("undo window of removed images", storage.undo_bytes))
+    shares.append(Share(Part.HELD_OTHERWISE, sum(size for _, size in others), _largest(others)))
+    return shares
+
+
+def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> list[Share]:
+    shares = []
+    for part, used in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
+        members = [(image.name, image.size_bytes or 0) for image in snapshot.images if (image.id in in_use) is used]
+        shares.append(Share(part, sum(size for _, size in members), _largest(members), exact=False))
+    return shares
+
+
+def _writable_shares(snapshot: NodeSnapshot, writable_bytes: Mapping[str, int]) -> list[Share]:
+    known = {each.id: each for each in snapshot.containers}
+    sandboxes = {each.id: each for each in snapshot.sandboxes}
+    running: list[tuple[str, int]] = []
+    dead: list[tuple[str, int]] = []
+    for container_id, size in writable_bytes.items():
+        if (sandbox := sandboxes.get(container_id)) is not None:
+            (running if sandbox.ready else dead).append((f"{sandbox_name(sandbox)} (sandbox)", size))
+            continue
+        container = known.get(container_id)
+        if container is None:
+            running.append((container_id[:12], size))  # not listed by CRI
+            continue
+        (running if container.state in _MAYBE_RUNNING else dead).append((container_name(container), size))
+    return [
+        Share(Part.WRITABLE_RUNNING, sum(size for _, size in running), _largest(running)),
+        Share(Part.WRITABLE_DEAD, sum(size for _, size in dead), _largest(dead)),
+    ]
+
+
+def _of_walks(part: Part, walks: Sequence[Walk]) -> Share:
+    members = [(each.path, each.size_bytes) for each in walks]
+    return Share(part, sum(each.size_bytes for each in walks), _largest(members), all(each.complete for each in walks))
+
+
+def _largest(members: Iterable[tuple[str, int]], count: int = 20) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(members, key=lambda each: (-each[1], each[0]))[:count])
+
+
+def describe(breakdown: Breakdown) -> dict[str, int]:
+    """Return the bytes by category for a log line, without empty categories."""
+    return {share.part.value: share.size_bytes for share in breakdown.shares if share.size_bytes}
+
+
+__all__ = ["Breakdown", "MeasuredUsage", "Part", "Share", "Walk", "break_down", "describe"]
+
+
+@dataclass(slots=True)
+class Stack:
+    """A sequence of layers contained in the same images, with the stacks on top of the sequence.
+
+    Attributes:
+        images: images whose top layer is the last layer of this stack.
+        layers: number of layers in this stack.
+        size_bytes: unpacked size of the layers in this stack.
+        derived: stacks on top of this stack.
+    """
+
+    images: list[Image] = field(default_factory=list)
+    layers: int = 0
+    size_bytes: int = 0
+    derived: list[Stack] = field(default_factory=list)
+
+    @property
+    def image_count(self) -> int:
+        """Number of images that contain the layers of this stack."""
+        return len(self.images) + sum(stack.image_count for stack in self.derived)
+
+
+@dataclass(slots=True)
+class _Layer:
+    children: dict[int, _Layer] = field(default_factory=dict)
+    images: list[Image] = field(default_factory=list)
+
+
+def sharing_tree(images: Iterable[Image], storage: StorageGraph) -> tuple[tuple[Stack, ...], tuple[Image, ...]]:
+    """Return the bottom stacks of the tree, and the images without known layers.
+
+    Adjacent layers contained in the same images form one stack. Stacks are ordered by number of images, then by size,
+    both descending, then by name.
+    """
+    root, unknown = _Layer(), []
+    for image in images:
+        indexes = storage.by_image.get(image.id, ())
+        chain = [index for index in reversed(indexes) if storage.pieces[index].kind is PieceKind.SNAPSHOT]
+        if not chain:
+            unknown.append(image)
+            continue
+        layer = root
+        for index in chain:
+            layer = layer.children.setdefault(index, _Layer())
+        layer.images.append(image)
+    return _stacks(root, storage), tuple(unknown)
+
+
+def _stacks(root: _Layer, storage: StorageGraph) -> tuple[Stack, ...]:
+    stacks = []
+    for first, start in root.children.items():
+        stack, layer, index = Stack(), start, first
+        while True:
+            stack.layers += 1
+            stack.size_bytes += storage.pieces[index].size_bytes
+            if layer.images or len(layer.children) != 1:
+                break
+            ((index, layer),) = layer.children.items()
+        stack.images = sorted(layer.images, key=lambda image: image.name)
+        stack.derived = list(_stacks(layer, storage))
+        stacks.append(stack)
+    return tuple(sorted(stacks, key=lambda each: (-each.image_count, -each.size_bytes, _first_name(each))))
+
+
+def _first_name(stack: Stack) -> str:
+    return stack.images[0].name if stack.images else ""

@@ -1,0 +1,298 @@
+"""Image garbage collection plan: the images to remove, and the reason to keep every other image."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.gc.plan.consistency import withheld
+from nodeagent.gc.plan.image_origin import Irreplaceable, irreplaceable_images, origin_warning, with_last_reasons
+from nodeagent.gc.plan.image_selection import Selection, in_order_of_use
+from nodeagent.gc.plan.image_targets import collected_filesystems
+from nodeagent.gc.plan.image_users import find_users
+from nodeagent.gc.plan.keep_rules import first_keep_reasons, keep_context, use_unknown
+from nodeagent.gc.plan.policy import LIMITS, PassLimits, Spent
+from nodeagent.model.clock_age import clock_untrusted, earlier
+from nodeagent.model.decision import NO_FAILURES, FilesystemTarget, Plan, Reason, ReasonCode
+from nodeagent.units import format_bytes, format_duration, format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from nodeagent.gc.plan.image_selection import ImageCandidate
+    from nodeagent.gc.plan.image_targets import CollectedFilesystem, SpaceNeeded, Target
+    from nodeagent.gc.plan.image_users import ImageUsers
+    from nodeagent.gc.plan.keep_rules import KeepContext
+    from nodeagent.gc.plan.policy import ImageGCPolicy
+    from nodeagent.model import Image, NodeSnapshot
+    from nodeagent.model.decision import Detail
+
+
+_NOTHING_SPENT: Final = Spent()
+
+
+def plan_image_gc(  # noqa: PLR0913 - one argument for each input of a round
+    snapshot: NodeSnapshot,
+    policy: ImageGCPolicy,
+    *,
+    failed: Mapping[str, str] = NO_FAILURES,
+    spent: Spent = _NOTHING_SPENT,
+    remove_all_unused: bool = False,
+    needed: SpaceNeeded | None = None,
+    users: ImageUsers | None = None,
+    only: frozenset[str] | None = None,
+    only_on: str = "",
+) -> Plan:
+    """Return the plan that removes images until the usage of the image filesystem is at the low threshold.
+
+    Images kept by a keep rule (see ``image_keep_rules``) are never removed. Other images are removed in the order of
+    ``image_order``: images without observed use, then least recently used images. Images unused for longer than the
+    maximum age are removed first. If the remaining usage is at or above the high threshold, further images are removed
+    until the low threshold is reached. Images that cannot be pulled again are removed last and only for space, unless
+    configured otherwise (see ``image_origin``). The decisions are the removals in order of execution, then the kept
+    images in the order in which they would be removed.
+
+    Differences from the kubelet:
+
+    - The maximum age counts from the latest of last use, first detection and start of the observation of image use (see
+      ``unused_since``). The kubelet treats an image without observed use as unused since the epoch.
+    - Without observation of image use, no image is removed by age.
+    - A high threshold of 100 disables the threshold; the kubelet collects at 100%.
+    - Failed removals do not end the plan.
+    - A last use after the observation (the clock was set back) keeps an image. A first detection in the future counts
+      as now.
+
+    Args:
+        snapshot: snapshot of the node; without an image filesystem, images are removed only by maximum age.
+        policy: thresholds, ages, limits and protection.
+        failed: cause of the failure by image id, for removals that failed earlier in this pass.
+        spent: removals in earlier rounds of this pass, which count against the limits per pass.
+        remove_all_unused: remove every unused image above the minimum age, at any filesystem usage; the maximum age is
+            ignored, the limits per pass apply.
+        needed: space needed at any filesystem usage, for a met eviction threshold, under the rules of
+            ``remove_all_unused``: images are removed only until this space is freed.
+        only: ids of the images that may be removed; ``None`` for all images.
+        only_on: path of the image filesystem to collect, on a node with several; empty for all.
+        users: users of the images of this snapshot, if already computed.
+
+    Source: kubelet image manager, ``GarbageCollect``, ``freeSpace``, ``DeleteUnusedImages``.
+    """
+    context = keep_context(snapshot, policy.protection, users or find_users(snapshot), failed=failed, only=only)
+    plan = _ImagePlanner(snapshot, policy, context, spent).plan(
+        remove_all_unused=remove_all_unused, needed=needed, only_on=only_on
+    )
+    return withheld(plan, snapshot.contradictions, by_images=True)
+
+
+class _ImagePlanner:
+    """Planner of one image plan: removals by maximum age, then by threshold, both in removal order."""
+
+    def __init__(self, snapshot: NodeSnapshot, policy: ImageGCPolicy, context: KeepContext, spent: Spent) -> None:
+        self._snapshot = snapshot
+        self._policy = policy
+        self._now = snapshot.observed_at
+        self._context = context
+        self._unobserved: dict[str, Reason] = {}
+        protection, self._last = policy.protection, dict[str, str]()
+        if protection.irreplaceable is Irreplaceable.LAST:
+            self._last = irreplaceable_images(snapshot, protection.unreachable_registries)
+        limits = PassLimits(policy.max_images_per_pass, policy.max_bytes_per_pass, spent)
+        self._selection = Selection(snapshot, limits, policy.minimum_gain_bytes, self._last)
+        self._kept = self._selection.kept
+
+    def plan(self, *, remove_all_unused: bool, needed: SpaceNeeded | None, only_on: str) -> Plan:
+        """Return the image plan; see ``plan_image_gc`` for the arguments."""
+        images = in_order_of_use(self._snapshot)
+        if self._last:
+            images.sort(key=lambda each: each.id in self._last)  # stable: by use within both groups
+        self._kept.update(first_keep_reasons(self._context))
+        candidates = [each for each in images if each.id not in self._kept]
+        if self._policy.maximum_unused_age_s > 0 and not remove_all_unused and needed is None:
+            candidates = self._remove_unused_too_long(candidates)
+        old_enough, selection = self._old_enough(candidates), self._selection
+        targets = self._remove_for_space(old_enough, needed, remove_all_unused=remove_all_unused, only_on=only_on)
+        self._kept.update(with_last_reasons(self._kept, self._last))
+        for image_id, reason in self._unobserved.items():
+            if image_id in self._kept and self._kept[image_id].code not in LIMITS:
+                self._kept[image_id] = reason
+        return Plan(
+            "images",
+            self._now,
+            (*selection.removals, *selection.kept_decisions(images)),
+            accounting=selection.ledger.accounting,
+            wanted_bytes=sum(
+                each.enough.size_bytes for each in targets if each.enough is not None and not each.at_once
+            ),
+            pending_bytes=sum(each.pending_bytes for each in targets),
+            warnings=tuple(self._warnings(targets)),
+            ends_undo=any(each.ends_undo for each in targets),
+            targets=tuple(
+                FilesystemTarget(
+                    self._snapshot.image_filesystems[each.number].path, each.enough.size_bytes, each.pending_bytes
+                )
+                for each in targets
+                if each.number is not None and each.kept is None and each.enough is not None and not each.at_once
+            ),
+        )
+
+    def _remove_for_space(
+        self,
+        candidates: Sequence[ImageCandidate],
+        needed: SpaceNeeded | None,
+        *,
+        remove_all_unused: bool,
+        only_on: str,
+    ) -> list[Target]:
+        """Select candidates until the target of each image filesystem is reached; return the targets."""
+        targets = []
+        for each in self._collected(only_on):
+            if needed is not None:
+                target = each.needed_at_once(needed)
+            else:
+                target = each.everything() if remove_all_unused else self._target(each)
+            targets.append(target)
+            if each.number is None:
+                self._selection.remove_in_groups(candidates, target)
+                return targets
+            remaining = self._remaining(candidates)
+            able = self._selection.ledger.able_to_free([candidate.image for candidate in remaining], each.number)
+            own = [candidate for candidate in remaining if candidate.id in able]
+            if target.kept is None:
+                self._selection.remove_in_groups(own, target)
+            else:  # a reason from an earlier filesystem has precedence
+                for candidate in own:
+                    self._kept.setdefault(candidate.id, target.kept)
+        without_reason = [each for each in self._remaining(candidates) if each.id not in self._kept]
+        self._kept.update((each.id, self._no_space(each.image, only_on)) for each in without_reason)
+        return targets
+
+    def _target(self, filesystem: CollectedFilesystem) -> Target:
+        policy, (freed_bytes, _) = self._policy, self._selection.freed(filesystem.number)
+        return filesystem.target(policy.high_threshold_percent, policy.low_threshold_percent, freed_bytes)
+
+    def _collected(self, only_on: str) -> list[CollectedFilesystem]:
+        found, paths = collected_filesystems(self._snapshot), [each.path for each in self._snapshot.image_filesystems]
+        return [each for each in found if not only_on or each.number is None or paths[each.number] == only_on]
+
+    def _remaining(self, candidates: Sequence[ImageCandidate]) -> list[ImageCandidate]:
+        removed = {each.id for each in self._selection.removals}
+        return [each for each in candidates if each.id not in removed]
+
+    def _no_space(self, image: Image, only_on: str) -> Reason:
+        """Return the reason to keep an image whose removal frees no space on the collected image filesystems."""
+        storage, several = self._snapshot.storage, self._snapshot.image_filesystems
+        if storage is None or image.id not in storage.by_image:
+            return Reason(ReasonCode.FILESYSTEM_UNKNOWN, {"count": len(several)})
+        return Reason(ReasonCode.FREES_NO_SPACE, {"where": only_on or "any image filesystem"})
+
+    def _remove_unused_too_long(self, candidates: Sequence[ImageCandidate]) -> list[ImageCandidate]:
+        """Select images unused for longer than the maximum age, at any filesystem usage; return the other candidates.
+
+        The reason is recorded for images that are kept only because image use has not been observed for the maximum
+        age, or because the wall clock is untrusted.
+        """
+        maximum_s = self._policy.maximum_unused_age_s
+        oldest, observed_since = earlier(self._now, maximum_s), self._snapshot.image_use_observed_since
+        untrusted = clock_untrusted(self._snapshot.clock)
+        rest = []
+        for each in candidates:
+            since = max(each.first_detected, each.last_used)
+            if since >= oldest or each.id in self._last:
+                rest.append(each)
+                continue
+            if observed_since is None or observed_since >= oldest:
+                self._unobserved[each.id] = self._not_observed(since)
+                rest.append(each)
+                continue
+            if untrusted is not None:
+                self._unobserved[each.id] = untrusted
+                rest.append(each)
+                continue
+            since = max(since, observed_since)
+            unused_s = (self._now - since).total_seconds()
+            details: dict[str, Detail] = {"unused_s": unused_s, "maximum_s": maximum_s}
+            details["observed_since_at"] = observed_since
+            self._selection.remove(each.image, Reason(ReasonCode.UNUSED_TOO_LONG, details))
+        return rest
+
+    def _not_observed(self, unused_since: datetime) -> Reason:
+        """Return the reason to keep an image whose use has not been observed for the maximum unused age."""
+        maximum_s, since = self._policy.maximum_unused_age_s, self._snapshot.image_use_observed_since
+        details: dict[str, Detail] = {"maximum_s": maximum_s}
+        if since is None:
+            details["detail"] = "image use is not observed: state database unavailable"
+        else:
+            observed_s, eligible_at = (self._now - since).total_seconds(), _later(since, maximum_s)
+            unused_s = (self._now - max(unused_since, since)).total_seconds()
+            details |= {"unused_s": unused_s, "observed_s": observed_s, "observed_since_at": since}
+            unused = f"no use observed for {format_duration(unused_s)}, observed since {format_time(since)}"
+            details |= {"eligible_at": eligible_at, "detail": unused}
+        return Reason(ReasonCode.AGE_NOT_OBSERVED, details)
+
+    def _old_enough(self, candidates: Sequence[ImageCandidate]) -> list[ImageCandidate]:
+        """Return the candidates above the minimum age; younger candidates are recorded as kept."""
+        minimum_s = self._policy.minimum_age_s
+        newest = earlier(self._now, minimum_s)
+        reasons: dict[datetime, Reason] = {}
+        old_enough = []
+        for each in candidates:
+            first = each.present_since
+            if first <= newest:
+                old_enough.append(each)
+                continue
+            if first not in reasons:
+                age_s = (self._now - first).total_seconds()
+                eligible_at = _later(first, minimum_s)
+                reasons[first] = Reason(
+                    ReasonCode.TOO_YOUNG, {"age_s": age_s, "minimum_s": minimum_s, "eligible_at": eligible_at}
+                )
+            self._kept[each.id] = reasons[first]
+        return old_enough
+
+    def _warnings(self, targets: Sequence[Target]) -> Iterator[str]:
+        protection = self._policy.protection
+        origin = origin_warning(self._snapshot, protection.irreplaceable, removes=bool(self._selection.removals))
+        if origin:
+            yield origin
+        unknown = use_unknown(self._context)
+        if unknown is not None:
+            yield f"no image is removed: {unknown.details['detail']}"
+        yield from self._space_warnings(targets)
+        if self._unobserved:
+            reason = next(iter(self._unobserved.values()))
+            maximum = format_duration(self._policy.maximum_unused_age_s)
+            if reason.code is ReasonCode.CLOCK_UNTRUSTED:
+                yield f"images: {reason.sentence}"
+            elif self._snapshot.image_use_observed_since is None:
+                yield "no image is removed by age: image use is not observed: state database unavailable"
+            else:
+                yield f"no image is removed by age before image use has been observed for {maximum} without a gap"
+        unsized = sum(decision.frees_bytes is None for decision in self._selection.removals)
+        if unsized:
+            yield f"size of {unsized} image(s) to remove unknown; counted as 0"
+
+    def _space_warnings(self, targets: Sequence[Target]) -> Iterator[str]:
+        for target in targets:
+            if target.kept is not None and target.kept.code is ReasonCode.FILESYSTEM_UNREADABLE:
+                yield f"no image is removed by threshold: {target.kept.sentence}"
+        if self._snapshot.image_filesystems and self._snapshot.storage is None:
+            yield (
+                f"no image is removed for space: unknown which of {len(self._snapshot.image_filesystems)} image "
+                "filesystems a removal frees; runtime.imagefs_path limits collection to one"
+            )
+        pending_bytes = sum(each.pending_bytes for each in targets)
+        if pending_bytes:
+            storage = self._snapshot.storage
+            size = format_bytes(pending_bytes)
+            ends_undo = storage is not None and storage.undo_bytes and any(each.ends_undo for each in targets)
+            undo = ", or in its undo window" if ends_undo else ""
+            yield (
+                f"{size} of unreferenced content is not collected yet{undo}; the runtime collects it before any removal"
+            )
+
+
+def _later(moment: datetime, seconds: float) -> datetime:
+    try:
+        return moment + timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)

@@ -1,0 +1,212 @@
+"""Plans of one garbage collection pass, in the kubelet's order, and the usage that each plan leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.gc.plan.containers import plan_container_gc, plan_sandbox_gc
+from nodeagent.gc.plan.image_users import find_users
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.pod_logs import plan_pod_logs
+from nodeagent.model import ImageUsage, ReferenceKind
+from nodeagent.model.decision import NO_FAILURES, Reason, ReasonCode, Verdict
+from nodeagent.pods.plan.deletion import check_pods
+from nodeagent.record import Record, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.gc.plan.image_users import ImageUsers
+    from nodeagent.gc.plan.policy import GCPolicy
+    from nodeagent.model import FsObservation, NodeSnapshot, StorageGraph
+    from nodeagent.model.decision import Decision, Plan
+
+
+def project_with_users(
+    snapshot: NodeSnapshot, removed_containers: frozenset[str], removed_sandboxes: frozenset[str], users: ImageUsers
+) -> tuple[NodeSnapshot, ImageUsers]:
+    """Return the snapshot after removal of these containers and sandboxes, and the remaining users of images.
+
+    The known sizes of the writable layers are added to the available bytes of the image filesystem, so that no image is
+    removed for space that a removed container frees. On a node with several image filesystems the sizes are added to
+    each, since the filesystem of a layer is unknown. The image layers lose the references of the removed containers,
+    so that an image frees the layers that only they referenced. Images without remaining users count as last used now,
+    so that the image planner removes them last.
+    """
+    if not removed_containers and not removed_sandboxes:
+        return snapshot, users
+    users_after = users.without(removed_containers, removed_sandboxes)
+    freed_bytes = sum(snapshot.writable_bytes.get(container_id, 0) for container_id in removed_containers)
+    after = replace(
+        snapshot,
+        containers=tuple([each for each in snapshot.containers if each.id not in removed_containers]),
+        sandboxes=tuple([each for each in snapshot.sandboxes if each.id not in removed_sandboxes]),
+        sandboxes_unread=snapshot.sandboxes_unread - removed_sandboxes,
+        writable_bytes={key: size for key, size in snapshot.writable_bytes.items() if key not in removed_containers},
+        image_filesystem=_filesystem_after(snapshot.image_filesystem, freed_bytes),
+        image_filesystems=tuple(
+            replace(each, observed=_filesystem_after(each.observed, freed_bytes)) for each in snapshot.image_filesystems
+        ),
+        storage=_storage_after(snapshot.storage, removed_containers | removed_sandboxes),
+        image_usage=_usage_after(snapshot, users.images - users_after.images),
+    )
+    return after, users_after
+
+
+def _storage_after(storage: StorageGraph | None, removed: frozenset[str]) -> StorageGraph | None:
+    """Return the graph in which removed containers and sandboxes reference no piece."""
+    if storage is None:
+        return None
+    released: set[int] = set()
+    remaining: set[int] = set()
+    for container_id, indexes in storage.by_container.items():
+        (released if container_id in removed else remaining).update(indexes)
+    pieces = list(storage.pieces)
+    for index in released - remaining:
+        references = tuple(each for each in pieces[index].references if each is not ReferenceKind.CONTAINER)
+        pieces[index] = replace(pieces[index], references=references)
+    return replace(storage, pieces=tuple(pieces))
+
+
+def _filesystem_after(before: FsObservation | None, freed_bytes: int) -> FsObservation | None:
+    if before is None:
+        return None
+    return replace(before, available_bytes=min(before.capacity_bytes, before.available_bytes + freed_bytes))
+
+
+def _usage_after(before: NodeSnapshot, released: frozenset[str]) -> Mapping[str, ImageUsage]:
+    if not released:
+        return before.image_usage
+    now = before.observed_at
+    usage = dict(before.image_usage)
+    for image_id in released:
+        known = usage.get(image_id)
+        usage[image_id] = ImageUsage(known.first_detected if known is not None else now, now)
+    return usage
+
+
+_NOT_IN_PLAN = Reason(ReasonCode.NOT_IN_PLAN)
+
+
+class GCPlan(Record):
+    """Plans of one pass; ``images`` is ``None`` in a pass without images."""
+
+    containers: Plan
+    sandboxes: Plan
+    logs: Plan
+    images: Plan | None = None
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of the pass in order of execution."""
+        made = (self.containers, self.sandboxes, self.logs)
+        return made if self.images is None else (*made, self.images)
+
+    @property
+    def removals(self) -> tuple[Decision, ...]:
+        """The removals of all plans in order of execution."""
+        return tuple(decision for plan in self.plans for decision in plan.removals)
+
+
+def plan_containers(  # noqa: PLR0913 - one argument for each input of a pass
+    snapshot: NodeSnapshot,
+    policy: GCPolicy,
+    *,
+    failed: Mapping[str, str] = NO_FAILURES,
+    evict_non_deleted_pods: bool = False,
+    evicted: frozenset[str] = frozenset(),
+    only: frozenset[str] | None = None,
+) -> GCPlan:
+    """Return the plans for dead containers, sandboxes and logs; each assumes the removals of the previous plan.
+
+    Args:
+        snapshot: snapshot of the node.
+        policy: policies of all planners.
+        failed: cause of the failure by item id, for removals that failed earlier in this pass.
+        evict_non_deleted_pods: also remove the containers and sandboxes of pods that have finished but still exist.
+        evicted: UIDs of pods evicted by nodeagent; see ``check_pods``.
+        only: ids of the items that may be removed; ``None`` for all items.
+
+    Source: kubelet ``containerGC.GarbageCollect``.
+    """
+    return _plan_containers(
+        snapshot, policy, failed, only, evict_non_deleted_pods=evict_non_deleted_pods, evicted=evicted
+    )[0]
+
+
+def plan_all(  # noqa: PLR0913 - one argument for each input of a pass
+    snapshot: NodeSnapshot,
+    policy: GCPolicy,
+    *,
+    failed: Mapping[str, str] = NO_FAILURES,
+    evict_non_deleted_pods: bool = False,
+    remove_all_unused: bool = False,
+    only: frozenset[str] | None = None,
+) -> GCPlan:
+    """Return the plans of ``plan_containers`` and the image plan, which assumes the removals of these plans."""
+    made, removed_containers, removed_sandboxes = _plan_containers(
+        snapshot, policy, failed, only, evict_non_deleted_pods=evict_non_deleted_pods
+    )
+    after, users = project_with_users(snapshot, removed_containers, removed_sandboxes, find_users(snapshot))
+    images = plan_image_gc(
+        after, policy.images, failed=failed, remove_all_unused=remove_all_unused, users=users, only=only
+    )
+    return replace(made, images=images)
+
+
+def _plan_containers(  # noqa: PLR0913 - one argument for each input of a pass
+    snapshot: NodeSnapshot,
+    policy: GCPolicy,
+    failed: Mapping[str, str],
+    only: frozenset[str] | None,
+    *,
+    evict_non_deleted_pods: bool,
+    evicted: frozenset[str] = frozenset(),
+) -> tuple[GCPlan, frozenset[str], frozenset[str]]:
+    """Return the plans without an image plan, and the ids of the containers and sandboxes to remove."""
+    statuses = check_pods(snapshot, policy.containers.deleted_pod_grace_s, evicted)
+    containers = plan_container_gc(
+        snapshot,
+        policy.containers,
+        failed=failed,
+        evict_non_deleted_pods=evict_non_deleted_pods,
+        statuses=statuses,
+    )
+    containers = _restricted(containers, only)
+    removed_containers = _removed_ids(containers)
+    sandboxes = plan_sandbox_gc(
+        snapshot,
+        policy.sandboxes,
+        statuses=statuses,
+        removed_containers=removed_containers,
+        failed=failed,
+        evict_non_deleted_pods=evict_non_deleted_pods,
+    )
+    sandboxes = _restricted(sandboxes, only)
+    removed_sandboxes = _removed_ids(sandboxes)
+    logs = plan_pod_logs(
+        snapshot,
+        policy.logs,
+        statuses=statuses,
+        removed_containers=removed_containers,
+        removed_sandboxes=removed_sandboxes,
+        failed=failed,
+    )
+    return GCPlan(containers, sandboxes, _restricted(logs, only)), removed_containers, removed_sandboxes
+
+
+def _restricted(plan: Plan, only: frozenset[str] | None) -> Plan:
+    """Return the plan with removals restricted to the ids in ``only``; other removals become kept items."""
+    if only is None:
+        return plan
+    kept = [
+        replace(decision, verdict=Verdict.KEEP, reason=_NOT_IN_PLAN)
+        for decision in plan.removals
+        if decision.id not in only
+    ]
+    excluded = {decision.id for decision in kept}
+    return replace(plan, decisions=(*(each for each in plan.decisions if each.id not in excluded), *kept))
+
+
+def _removed_ids(plan: Plan) -> frozenset[str]:
+    return frozenset([decision.id for decision in plan.removals])

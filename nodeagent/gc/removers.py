@@ -1,0 +1,349 @@
+"""Removers, one per kind of item, each with a guard.
+
+A guard reads the runtime's state immediately before the removing call. It has no separate rules: it runs the planner
+again for the item, so that a preview, a pass and a guard cannot disagree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, RuntimeUnsupportedError, StoreError
+from nodeagent.gc.outcomes import Outcome, Result
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.keep_rules import holds_in_force
+from nodeagent.model import ContainerState, NodeSnapshot
+from nodeagent.model.decision import ReasonCode, Verdict
+from nodeagent.record import replace
+from nodeagent.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from nodeagent.clock import Clock
+    from nodeagent.gc.plan.policy import ImageGCPolicy
+    from nodeagent.model import ClockTrust, Container, Hold, Image, LogTree, PodImages, Sandbox
+    from nodeagent.model.decision import Decision
+    from nodeagent.runtime.containerd_records import StoredImage
+
+
+_CLOCK_TOLERANCE: Final = timedelta(minutes=1)
+LONGEST_UNOBSERVED_S: Final = 600.0
+"""Maximum age of a plan for removals by age: an image use that began and ended after the plan is not observed."""
+
+
+class FreshReader(Protocol):
+    """Reader of the current runtime state for the guards, without a cache."""
+
+    async def image(self, image_id: str) -> Image | None:
+        """Return the current state of an image; ``None`` if the image does not exist."""
+
+    async def image_and_names(self, image_id: str) -> tuple[Image | None, tuple[StoredImage, ...]]:
+        """Return the current image and containerd's records of its names; no names without the containerd API."""
+
+    async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
+        """Return all containers with their mounted images, and all sandboxes with their own images."""
+
+    async def pod_images(self) -> PodImages:
+        """Return the images referenced by the pods of this node."""
+
+    async def container(self, container_id: str) -> Container | None:
+        """Return the current state of one container; ``None`` if the container does not exist."""
+
+    async def sandbox_listed(self, sandbox_id: str) -> bool:
+        """Return whether a sandbox exists in the runtime."""
+
+    async def has_writable_layer(self, container_id: str) -> bool | None:
+        """Return whether the writable layer of a container or sandbox exists; ``None`` if unreadable."""
+
+
+class RuntimeActions(Protocol):
+    """Calls that change the runtime. Source: CRI ``ImageService`` and ``RuntimeService``."""
+
+    async def remove_image(self, reference: str) -> None:
+        """Remove an image by id; success if absent."""
+
+    async def remove_container(self, container_id: str) -> None:
+        """Remove a container; success if absent."""
+
+    async def stop_sandbox(self, sandbox_id: str) -> None:
+        """Stop a sandbox; success if already stopped or absent."""
+
+    async def remove_sandbox(self, sandbox_id: str) -> None:
+        """Remove a sandbox; success if absent."""
+
+
+class LogActions(Protocol):
+    """Removals below the log roots; blocking, and therefore called in a thread."""
+
+    def remove_container_logs(self, log_path: str, container_id: str) -> int:
+        """Remove a container's current and rotated logs and its link; return the bytes freed."""
+
+    def read_pod_directory(self, name: str) -> LogTree | None:
+        """Return a reading of one pod log directory; ``None`` if it does not exist."""
+
+    def remove_pod_directory(self, name: str, uid: str, changed_at: datetime) -> int:
+        """Remove one pod log directory unless an entry changed after ``changed_at``; return the bytes freed."""
+
+    def remove_dead_link(self, name: str) -> bool:
+        """Remove a link whose target does not exist; return false if the target exists again."""
+
+
+class ImageRemover:
+    """Remover of one image, after a second plan with the current state of the runtime.
+
+    Source: CRI ``RemoveImage``.
+    """
+
+    def __init__(  # noqa: PLR0913 - inputs of the second planning
+        self,
+        reader: FreshReader,
+        actions: RuntimeActions,
+        policy: ImageGCPolicy,
+        template: NodeSnapshot,
+        *,
+        clock: Clock,
+        read_holds: Callable[[], tuple[Hold, ...]],
+    ) -> None:
+        """Compose the remover.
+
+        Args:
+            reader: reads the current state.
+            actions: calls that change the runtime.
+            policy: the plan's policy.
+            template: the plan's snapshot, for facts that do not change within a pass.
+            clock: measures the age of the plan.
+            read_holds: reads the current holds; blocking.
+        """
+        self._read_holds = read_holds
+        self._reader = reader
+        self._actions = actions
+        # already considered by the plan: the guard checks the use of an image, not the need for space
+        self._template = replace(template, sandboxes_unread=frozenset(), image_filesystems=())
+        self._clock = clock
+        protection = replace(policy.protection, keep_last_n_tags_per_repository=0)
+        self._policy = replace(
+            policy, max_images_per_pass=0, max_bytes_per_pass=0, minimum_gain_bytes=0, protection=protection
+        )
+
+    async def remove(self, decision: Decision) -> Result:
+        """Remove the image unless it is already removed, in use or kept by another rule."""
+        image, names = await self._reader.image_and_names(decision.id)
+        if image is None:
+            return Result(decision, Outcome.GONE, "already removed")
+        kept = await self._keep_reasons({image.id: image}, [decision])
+        reason = kept.get(image.id) or changed_since(self._template.observed_at, names, self._clock.now())
+        if reason:
+            return Result(decision, Outcome.CHANGED, f"kept: {reason}")
+        return await self._delete(image, decision)
+
+    async def _delete(self, image: Image, decision: Decision) -> Result:
+        """Remove an image that passed the guard."""
+        try:
+            await self._actions.remove_image(image.id)
+        except RuntimeTimeoutError:
+            if await self._reader.image(image.id) is not None:
+                raise
+            return Result(decision, Outcome.DONE, "removed; the call timed out")
+        return Result(decision, Outcome.DONE)
+
+    async def _keep_reasons(self, images: Mapping[str, Image], decisions: Sequence[Decision]) -> dict[str, str]:
+        """Plan the images again with the current state; return the reason of each kept image, by image id."""
+        try:
+            holds = await asyncio.to_thread(self._read_holds)
+        except StoreError as error:
+            return dict.fromkeys(images, str(error))
+        containers, sandboxes = await self._reader.users()
+        usage = self._template.image_usage
+        unobserved_s, clock = self._time_since_plan()
+        observed_at = self._template.observed_at + timedelta(seconds=unobserved_s)
+        fresh = replace(
+            self._template,
+            observed_at=observed_at,
+            clock=clock,
+            images=tuple(images.values()),
+            containers=containers,
+            sandboxes=sandboxes,
+            image_usage={image_id: usage[image_id] for image_id in images if image_id in usage},
+            storage=None,
+            holds=holds_in_force(holds, clock, observed_at),
+            pod_images=await self._reader.pod_images(),
+        )
+        by_age = {each.id for each in decisions if each.reason.code is ReasonCode.UNUSED_TOO_LONG}
+        stale: dict[str, str] = {}
+        if unobserved_s > LONGEST_UNOBSERVED_S:  # such as during the confirmation prompt
+            reason = f"image use not observed for {format_duration(unobserved_s)} since the plan"
+            stale = dict.fromkeys(by_age & images.keys(), reason)
+        return stale | {
+            verdict.id: verdict.reason.sentence
+            for verdict in plan_image_gc(fresh, self._policy, remove_all_unused=True).decisions
+            if verdict.verdict is not Verdict.REMOVE
+            # removals by maximum age ignore the minimum age
+            and not (verdict.reason.code is ReasonCode.TOO_YOUNG and verdict.id in by_age)
+        }
+
+    def _time_since_plan(self) -> tuple[float, ClockTrust]:
+        """Return the seconds since the plan's observation, by the boot clock, and the clock trust at this moment."""
+        clock = self._template.clock
+        if clock.boottime_s is None:
+            return max(0.0, (self._clock.now() - self._template.observed_at).total_seconds()), clock
+        now_s = max(clock.boottime_s, self._clock.monotonic_s())
+        return now_s - clock.boottime_s, replace(clock, boottime_s=now_s)
+
+
+class ImageRemoverWithoutLeases:
+    """Remover of images through CRI, on a runtime without leases only.
+
+    On containerd, images are kept: unreadable records do not justify a removal without a transaction.
+    """
+
+    def __init__(self, remover: ImageRemover, list_leases: Callable[[], Awaitable[object]]) -> None:
+        """Compose the remover; ``list_leases`` raises RuntimeUnsupportedError on a runtime without leases."""
+        self._remover = remover
+        self._list_leases = list_leases
+
+    async def remove(self, decision: Decision) -> Result:
+        """Remove the image as :class:`ImageRemover` does, unless the runtime has leases."""
+        try:
+            await self._list_leases()
+        except RuntimeUnsupportedError:
+            return await self._remover.remove(decision)
+        detail = "kept: containerd's records of images and layers could not be read at the observation; try again later"
+        return Result(decision, Outcome.FAILED, detail)
+
+
+class ContainerRemover:
+    """Remover of one dead container and then its logs.
+
+    In the reverse order, a failed removal would lose the logs of a kept container.
+    Source: kubelet ``removeContainer``; CRI ``RemoveContainer``.
+    """
+
+    def __init__(self, reader: FreshReader, actions: RuntimeActions, logs: LogActions) -> None:
+        self._reader = reader
+        self._actions = actions
+        self._logs = logs
+
+    async def remove(self, decision: Decision) -> Result:
+        """Remove the container unless it is running or its pod is active again."""
+        container = await self._reader.container(decision.id)
+        if container is not None and decision.reason.code is ReasonCode.POD_DELETED:
+            active = await self._pod_activity(container)
+            if active:
+                return Result(decision, Outcome.CHANGED, f"kept: {active}")
+            container = await self._reader.container(decision.id)  # may have been started meanwhile
+        if container is None:
+            return Result(decision, Outcome.GONE, "already removed")
+        if container.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
+            return Result(decision, Outcome.CHANGED, f"kept: container is {container.state.value}")
+        try:
+            await self._actions.remove_container(decision.id)
+        except RuntimeTimeoutError:
+            if await self._reader.container(decision.id) is not None:
+                raise
+        if await self._reader.container(decision.id) is not None:
+            detail = "the runtime reported the removal, but the item still exists; logs kept"
+            return Result(decision, Outcome.FAILED, detail)
+        leftovers = [await self._remove_logs(container), await _leftover_layer(self._reader, decision.id)]
+        return Result(decision, Outcome.DONE, "; ".join(filter(None, leftovers)), freed_bytes=decision.frees_bytes)
+
+    async def _pod_activity(self, container: Container) -> str:
+        containers, sandboxes = await self._reader.users()
+        return pod_activity(container.pod_uid, container.sandbox_id, containers, sandboxes)
+
+    async def _remove_logs(self, container: Container) -> str:
+        if not container.log_path:
+            return ""
+        try:
+            await asyncio.to_thread(self._logs.remove_container_logs, container.log_path, container.id)
+        except NodeAgentError as error:
+            return f"log kept: {error}"
+        return ""
+
+
+class SandboxRemover:
+    """Remover of one sandbox, which is stopped first.
+
+    Source: kubelet ``removeSandbox``; CRI ``StopPodSandbox``, ``RemovePodSandbox``.
+    """
+
+    def __init__(self, reader: FreshReader, actions: RuntimeActions) -> None:
+        self._reader = reader
+        self._actions = actions
+
+    async def remove(self, decision: Decision) -> Result:
+        """Remove the sandbox unless it is ready or has containers."""
+        containers, sandboxes = await self._reader.users()
+        sandbox = next((each for each in sandboxes if each.id == decision.id), None)
+        if sandbox is None:
+            return Result(decision, Outcome.GONE, "already removed")
+        if sandbox.ready:
+            return Result(decision, Outcome.CHANGED, "kept: sandbox is ready")
+        own = [each.id[:12] for each in containers if each.sandbox_id == decision.id]
+        if own:
+            return Result(decision, Outcome.CHANGED, f"kept: sandbox has {len(own)} container(s): {', '.join(own[:3])}")
+        if decision.reason.code is ReasonCode.POD_DELETED:
+            active = pod_activity(sandbox.uid, sandbox.id, containers, sandboxes)
+            if active:
+                return Result(decision, Outcome.CHANGED, f"kept: {active}")
+        await self._actions.stop_sandbox(decision.id)
+        try:
+            await self._actions.remove_sandbox(decision.id)
+        except RuntimeTimeoutError:
+            if await self._reader.sandbox_listed(decision.id):
+                raise
+        if await self._reader.sandbox_listed(decision.id):
+            return Result(decision, Outcome.FAILED, "the runtime reported the removal, but the item still exists")
+        return Result(decision, Outcome.DONE, await _leftover_layer(self._reader, decision.id))
+
+
+async def _leftover_layer(reader: FreshReader, container_id: str) -> str:
+    """Return a warning if the writable layer of a removed container or sandbox remains; otherwise empty."""
+    remains = await reader.has_writable_layer(container_id)
+    if remains is None:
+        return f"cannot read whether snapshot {container_id[:12]} remains; see nodeagent gc leaks"
+    return f"snapshot {container_id[:12]} remains; see nodeagent gc leaks" if remains else ""
+
+
+def changed_since(observed_at: datetime, names: Iterable[StoredImage], now: datetime) -> str:
+    """Return the reason to keep an image if one of its names changed after ``observed_at``; otherwise empty.
+
+    The plan is then out of date for the image, as a container is usually created after a pull. A change time after
+    ``now`` is ignored: the time precedes a correction of the wall clock.
+    """
+    latest = now + _CLOCK_TOLERANCE
+    for each in names:
+        stamps = [stamp.at for stamp in (each.created, each.updated) if stamp.at is not None]
+        if any(observed_at < stamp <= latest for stamp in stamps):
+            return "pulled, tagged or labelled since the plan"
+    return ""
+
+
+def pod_activity(uid: str, sandbox_id: str, containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]) -> str:
+    """Return the reason that a pod is active; empty if the pod is not active.
+
+    A pod is active if one of its sandboxes is ready or one of its containers may be running.
+    """
+    ids = {each.id for each in sandboxes if uid and each.uid == uid} | {sandbox_id}
+    if any(each.ready and each.id in ids for each in sandboxes):
+        return "its pod has a ready sandbox"
+    active = (ContainerState.RUNNING, ContainerState.UNKNOWN)
+    for each in containers:
+        if each.state in active and (each.sandbox_id in ids or (uid and each.pod_uid == uid)):
+            return f"container {each.name} of its pod is {each.state.value}"
+    return ""
+
+
+__all__ = [
+    "ContainerRemover",
+    "FreshReader",
+    "ImageRemover",
+    "ImageRemoverWithoutLeases",
+    "LogActions",
+    "RuntimeActions",
+    "SandboxRemover",
+    "pod_activity",
+]

@@ -1,0 +1,252 @@
+"""Observation of images: storage graph, recorded use, holds, images named by pods, and image filesystems."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError, StoreError
+from nodeagent.gc.plan.image_users import images_in_use
+from nodeagent.gc.plan.keep_rules import holds_in_force
+from nodeagent.model import ImageUseRecord, StorageGraph
+from nodeagent.record import replace
+from nodeagent.runtime.bounded_calls import gather_all
+from nodeagent.runtime.cri_storage import CriOnlyStorage
+from nodeagent.runtime.image_records import pull_times, with_pins
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from datetime import datetime
+
+    from nodeagent.gc.snapshot.filesystems import ImageFilesystemReader
+    from nodeagent.gc.snapshot.lists import CheckedLists
+    from nodeagent.loops.clock_reading import FirstSeenReader
+    from nodeagent.model import (
+        ClockTrust,
+        GapCause,
+        Hold,
+        Image,
+        ImageFilesystem,
+        NodeSnapshot,
+        PodImages,
+        Role,
+        UnreferencedPiece,
+    )
+    from nodeagent.runtime.containerd_records import StoredContainer
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.cri_messages import RuntimeStatus
+    from nodeagent.runtime.namespace_lists import StorageLists
+    from nodeagent.runtime.storage_backend import StorageBackend
+    from nodeagent.store import ClockReading
+
+_NOT_OBSERVED: Final = ImageUseRecord({}, None)
+
+
+class ImageObserver:
+    """Observer of images, which adds the image part to snapshots.
+
+    Attributes:
+        filesystems: all image filesystems in the last observation of a node with several; empty on a node with one,
+            ``None`` before the first observation.
+    """
+
+    def __init__(  # noqa: PLR0913 - one argument per source
+        self,
+        cri: CriClient,
+        storage: StorageBackend,
+        *,
+        filesystems: ImageFilesystemReader,
+        memory: NodeMemory,
+        read_holds: HoldReader,
+        read_pod_images: PodImageSource,
+    ) -> None:
+        self._cri = cri
+        self._storage = storage
+        self._filesystem_reader = filesystems
+        self._memory = memory
+        self._read_holds = read_holds
+        self._read_pod_images = read_pod_images
+        self._sources: dict[str, frozenset[str]] = {}
+        self.filesystems: tuple[ImageFilesystem, ...] | None = None
+
+    async def find_unreferenced(self) -> tuple[UnreferencedPiece, ...]:
+        """Return the unreferenced blobs and snapshots.
+
+        Raises:
+            ObservationError: the runtime has no records of references, or ``runtime.containerd_api`` is off.
+        """
+        status = await self._cri.status()
+        paths, _ = await self._filesystem_reader.reported_paths()
+        return await self._storage.find_unreferenced(snapshotter=status.snapshotter, path=next(iter(paths), "/"))
+
+    async def find_filesystems(self) -> tuple[ImageFilesystem, ...]:
+        """Return all image filesystems of a node with several; empty on a node with one.
+
+        The result is from the last observation; before the first observation, from the runtime's report and the
+        snapshotters of its handlers.
+
+        Raises:
+            NodeAgentError: the runtime does not answer.
+        """
+        if self.filesystems is not None:
+            return self.filesystems
+        (paths, error), status = await gather_all(self._filesystem_reader.reported_paths(), self._cri.status())
+        known = StorageGraph(store_paths=await self._storage.read_store_paths())
+        return (await self._filesystem_reader.read(paths, error, known, status.snapshotters)).several
+
+    async def list_stored(self) -> tuple[StoredContainer, ...] | None:
+        """Return containerd's own records of containers; ``None`` on other runtimes."""
+        if isinstance(self._storage, CriOnlyStorage):
+            return None
+        try:
+            return await self._storage.list_containers()
+        except RuntimeUnsupportedError:  # not containerd
+            self._storage = CriOnlyStorage()
+            return None
+
+    async def list_records(self) -> StorageLists | NodeAgentError | None:
+        """Return the lists for a storage graph, or the error of a failed list; ``None`` on other runtimes."""
+        try:
+            return await self._storage.list_records()
+        except NodeAgentError as error:
+            return error
+
+    async def reported_paths(self) -> tuple[tuple[str, ...], str]:
+        """Return the mount points that the runtime reports, or an empty tuple and the cause."""
+        return await self._filesystem_reader.reported_paths()
+
+    async def complete(  # noqa: PLR0913, PLR0917 - one argument per reading
+        self,
+        snapshot: NodeSnapshot,
+        checked: CheckedLists,
+        status: RuntimeStatus,
+        reported: tuple[tuple[str, ...], str],
+        warnings: list[str],
+        at: ClockReading,
+    ) -> NodeSnapshot:
+        """Return the snapshot with the storage graph, the usage of images, the holds and the image filesystem.
+
+        Args:
+            snapshot: the snapshot, with the images that CRI lists.
+            checked: the lists of the runtime and containerd's own records.
+            status: the status of the runtime.
+            reported: the mount points that the runtime reports, or an empty tuple and the cause.
+            warnings: receives a sentence for each unreadable part.
+            at: the reading of the clocks at the observation.
+        """
+        paths, error = reported
+        storage = await self._build_graph(snapshot.images, checked, status, next(iter(paths), "/"), warnings)
+        filesystems = await self._filesystem_reader.read(paths, error, storage, status.snapshotters)
+        self.filesystems = filesystems.several
+        if storage is not None:
+            snapshot = replace(snapshot, images=with_pins(snapshot.images, storage))
+        pulled = pull_times(snapshot.images, storage)
+        in_use = images_in_use(snapshot)
+
+        def read_state() -> tuple[ImageUseRecord, tuple[Hold, ...], str]:
+            # contradictory lists would record used images as unused, and unlisted images as removed
+            use = _NOT_OBSERVED if snapshot.contradictions else self._memory.observe(pulled, in_use, at)
+            try:
+                return use, self._read_holds(), ""
+            except StoreError as unreadable:
+                return use, (), str(unreadable)
+
+        use, holds, holds_error = await asyncio.to_thread(read_state)
+        pods = await self._read_pod_images()  # read last, since pods may have been bound during the observation
+        warnings += pods.warnings
+        return replace(
+            snapshot,
+            holds=holds_in_force(holds, snapshot.clock, snapshot.observed_at),
+            pod_images=pods,
+            image_sources=self._image_sources(storage),
+            holds_error=holds_error,
+            storage=storage,
+            image_usage=use.usage,
+            image_use_observed_since=use.observed_since,
+            image_filesystem=filesystems.first,
+            image_filesystem_error=filesystems.error,
+            image_filesystems=filesystems.several,
+        )
+
+    async def _build_graph(
+        self,
+        images: Sequence[Image],
+        checked: CheckedLists,
+        status: RuntimeStatus,
+        path: str,
+        warnings: list[str],
+    ) -> StorageGraph | None:
+        try:
+            if isinstance(self._storage, CriOnlyStorage):
+                return None
+            if isinstance(checked.records, NodeAgentError):
+                raise checked.records
+            return await self._storage.build_graph(
+                images,
+                snapshotter=status.snapshotter,
+                path=path,
+                containers=checked.stored,
+                lists=checked.records,
+            )
+        except NodeAgentError as error:
+            warnings.append(f"sizes are upper bounds: containerd's own services failed: {error}")
+            return None
+
+    def _image_sources(self, storage: StorageGraph | None) -> Mapping[str, frozenset[str]] | None:
+        """Return the sources by image id, of the last graph if ``storage`` is missing; ``None`` with CRI alone.
+
+        The content of an image id never changes, and a later pull only adds sources.
+        """
+        if storage is not None:
+            self._sources = {
+                image_id: record.sources for image_id, record in storage.records.items() if record.sources is not None
+            }
+        elif isinstance(self._storage, CriOnlyStorage):
+            return None
+        return self._sources
+
+
+class NodeMemory(Protocol):
+    """State kept between observations; its methods block. Implemented by ``Store``."""
+
+    @property
+    def first_seen(self) -> FirstSeenReader:
+        """Return the reader of the first observations of items with a time that contradicts the clock."""
+
+    def read_clock(self, at: ClockReading) -> ClockTrust:
+        """Record a reading of the clocks and return the trust in its wall clock."""
+
+    def observe(
+        self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading
+    ) -> ImageUseRecord:
+        """Record one detection and return the usage of each listed image.
+
+        Args:
+            listed: image id to time of pull; ``None`` if unknown.
+            in_use: ids of the images in use.
+            at: reading of the clocks at the detection.
+        """
+
+    def interrupt(self, cause: GapCause) -> None:
+        """Record the cause of a gap in the observation of image use that begins now."""
+
+
+class HoldReader(Protocol):
+    """Reader of the image holds of operators. Blocks."""
+
+    def __call__(self) -> tuple[Hold, ...]:
+        """Return the holds. Raises StoreError if the holds cannot be read."""
+
+
+class PodImageSource(Protocol):
+    """Source of the images named by the pods of this node."""
+
+    async def __call__(self) -> PodImages:
+        """Return the images named by pods; the result includes the errors of failed readings."""
+
+
+class RoleReader(Protocol):
+    """Source of the role of the agent on this node."""
+
+    async def __call__(self) -> Role:
+        """Return the current role."""

@@ -1,0 +1,276 @@
+"""Observation of the node as one immutable snapshot.
+
+The order of the readings is part of safety: log directories are listed before sandboxes and images before
+containers, so that a pod that starts during the observation counts as a user of the listed images and logs. With the
+reverse order the image of the pod could be listed as unused. A failed reading fails the observation if decisions depend
+on the reading; otherwise the failure becomes a warning in the snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from nodeagent.errors import ObservationError, RuntimeUnavailableError
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.gc.snapshot.details import DeadLayers, ItemDetails
+from nodeagent.gc.snapshot.filesystems import ImageFilesystemReader
+from nodeagent.gc.snapshot.images import ImageObserver
+from nodeagent.gc.snapshot.lists import CONFIRM_S, ListCheck
+from nodeagent.host import pod_logs as podlogs
+from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
+from nodeagent.loops.clock_reading import read_clocks, with_valid_times
+from nodeagent.model import GapCause, ImageUseRecord, LogTree, NodeSnapshot
+from nodeagent.pods.images import no_pod_images
+from nodeagent.pods.plan.deletion import checked_pod_list
+from nodeagent.record import Record, replace
+from nodeagent.runtime.bounded_calls import gather_all
+from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
+from nodeagent.runtime.image_records import unlisted_containers
+from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
+from nodeagent.store import SnapshotFigures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from nodeagent.clock import Clock
+    from nodeagent.gc.snapshot.images import HoldReader, NodeMemory, PodImageSource, RoleReader
+    from nodeagent.gc.snapshot.lists import FindRunning
+    from nodeagent.model import ContainerLogLink, FsObservation, PodList, PodLogDirectory, Sandbox
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.storage_backend import StorageBackend
+    from nodeagent.store import ClockReading, Store
+
+MAX_TREES_S: Final = 30.0
+"""Time limit in seconds for all log trees of one observation; unread trees count as incomplete."""
+
+
+class PodLogReader:
+    """Reader of pod logs, which records the time since which each removable directory is unchanged."""
+
+    def __init__(self, root: Path, link_root: Path, clock: Clock) -> None:
+        """Create a reader of pod log directories in ``root`` and of links to container logs in ``link_root``."""
+        self._root = root
+        self._link_root = link_root
+        self._clock = clock
+        self._first_equal: Mapping[str, tuple[str, float]] = {}
+
+    def list_entries(self, warnings: list[str]) -> tuple[tuple[PodLogDirectory, ...], tuple[ContainerLogLink, ...]]:
+        """Return the pod log directories and the links without target; none, with a warning, if unreadable. Blocks."""
+        directories: tuple[PodLogDirectory, ...] = ()
+        links: tuple[ContainerLogLink, ...] = ()
+        try:
+            directories = podlogs.list_pod_log_directories(self._root)
+            if self._root.is_dir():  # without this directory the target of every link is missing
+                links = podlogs.list_dead_log_links(self._link_root)
+        except ObservationError as error:
+            warnings.append(f"pod logs are kept: {error}")
+        return directories, links
+
+    async def read(
+        self, directories: Sequence[PodLogDirectory], sandboxes: Iterable[Sandbox]
+    ) -> tuple[PodLogDirectory, ...]:
+        """Return the directories; directories of pods without a ready sandbox include their trees."""
+        ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
+        read = [each for each in directories if each.is_directory and each.uid and each.uid not in ready]
+        if not read:
+            self._first_equal = {}
+            return tuple(directories)
+        trees = await asyncio.to_thread(self._read, [each.name for each in read])
+        # a directory removed since the listing is omitted
+        return tuple(
+            replace(each, tree=trees.get(each.name))
+            for each in directories
+            if each.name not in trees or trees[each.name] is not None
+        )
+
+    def _read(self, names: Sequence[str]) -> dict[str, LogTree | None]:
+        before, first_equal = self._first_equal, {}
+        trees: dict[str, LogTree | None] = {}
+        deadline_s = self._clock.monotonic_s() + MAX_TREES_S
+        for name in names:
+            now_s = self._clock.monotonic_s()
+            if now_s >= deadline_s:
+                trees[name] = LogTree(FAR_FUTURE, "", f"not reached within {MAX_TREES_S:.0f} s of this observation")
+                continue
+            tree = read_log_tree(self._root, name, self._clock, within_s=min(MAX_TREE_S, deadline_s - now_s))
+            if tree is not None and not tree.problem:
+                digest, since_s = before.get(name, ("", now_s))
+                since_s = since_s if digest == tree.digest else now_s
+                first_equal[name] = tree.digest, since_s
+                tree = replace(tree, unchanged_s=max(0.0, now_s - since_s))
+            trees[name] = tree
+        self._first_equal = first_equal
+        return trees
+
+
+T = TypeVar("T")
+
+_CONCURRENCY = 16
+_NOT_OBSERVED = ImageUseRecord({}, None)
+
+
+async def _no_paths() -> tuple[tuple[str, ...], str]:
+    return (), ""
+
+
+class ObserverSettings(Record):
+    """Paths on the node, and the time before a second listing.
+
+    Attributes:
+        imagefs_path: overrides the mount point in ``ImageFsInfo``; empty for no override.
+        pod_log_root: directory of the pod logs.
+        container_log_root: directory of the links to container logs.
+        confirm_s: time before a second reading of contradictory lists.
+    """
+
+    imagefs_path: str
+    pod_log_root: Path
+    container_log_root: Path
+    confirm_s: float = CONFIRM_S
+
+
+class Observer:
+    """Observer of a node through its runtime, its filesystems and the agent's state database.
+
+    Attributes:
+        images: the image part of the observations.
+        list_problem: contradictions between the lists of the last observation; empty normally.
+    """
+
+    def __init__(  # noqa: PLR0913 - one argument per source of the snapshot
+        self,
+        cri: CriClient,
+        storage: StorageBackend,
+        *,
+        settings: ObserverSettings,
+        clock: Clock,
+        read_boot_id: Callable[[], str],
+        read_filesystem: Callable[[str], FsObservation],
+        memory: NodeMemory,
+        read_holds: HoldReader,
+        read_role: RoleReader,
+        find_running: FindRunning,
+        read_pod_images: PodImageSource = no_pod_images,
+        read_pod_list: Callable[[], PodList | None] = lambda: None,
+    ) -> None:
+        self._cri = cri
+        self._monotonic_s = clock.monotonic_s
+        self._read_clocks: Callable[[], ClockReading] = lambda: read_clocks(clock, read_boot_id())
+        self._memory = memory
+        self._read_role = read_role
+        self._read_pod_list = read_pod_list
+        self._logs = PodLogReader(settings.pod_log_root, settings.container_log_root, clock)
+        self._dead_layers = DeadLayers(cri, storage.measure_layer)
+        self._details = ItemDetails(cri)
+        self.images = ImageObserver(
+            cri,
+            storage,
+            filesystems=ImageFilesystemReader(cri, read_filesystem, settings.imagefs_path),
+            memory=memory,
+            read_holds=read_holds,
+            read_pod_images=read_pod_images,
+        )
+        list_stored, list_records = self.images.list_stored, self.images.list_records
+        self._lists = ListCheck(cri, find_running, list_stored, list_records, confirm_s=settings.confirm_s)
+        self.list_problem = ""
+
+    async def observe(self, scope: Scope) -> NodeSnapshot:
+        """Return the current state of the node.
+
+        Raises:
+            RuntimeUnavailableError: no connection to the runtime.
+            NodeAgentError: a required reading failed.
+        """
+        began_s = self._monotonic_s()
+        try:
+            snapshot = await self._observe(scope)
+        except RuntimeUnavailableError:
+            await asyncio.to_thread(self._memory.interrupt, GapCause.RUNTIME_UNAVAILABLE)
+            raise
+        return replace(snapshot, reading_s=self._monotonic_s() - began_s)
+
+    async def _observe(self, scope: Scope) -> NodeSnapshot:
+        warnings: list[str] = []
+        directories, links = await self._list_logs(scope, warnings)
+        with_images = scope is not Scope.CONTAINERS
+        info, status, reported, checked = await gather_all(
+            self._cri.version(),
+            self._cri.status(),
+            self.images.reported_paths() if with_images else _no_paths(),
+            self._lists.read(with_images=with_images),
+        )
+        lists, stored, _, contradictions = checked
+        self.list_problem = "; ".join(each.detail for each in contradictions)
+        at = self._read_clocks()
+        trust = await asyncio.to_thread(self._memory.read_clock, at)
+        sandboxes, unread = await self._details.with_images(lists.sandboxes, stored or (), scope)
+        containers = await self._details.with_details(lists.containers, sandboxes, info, scope)
+        containers += unlisted_containers(stored or (), containers, sandboxes)
+        snapshotters = {each.id: each.snapshotter for each in stored or ()}
+        layers = await self._dead_layers.read(containers, warnings, snapshotters) if scope is not Scope.IMAGES else {}
+        if scope is not Scope.IMAGES:  # a reading without directories would discard the times of unchanged trees
+            directories = await self._logs.read(directories, sandboxes)
+        role = await self._read_role()  # read last, since a kubelet may have started during the observation
+        snapshot = NodeSnapshot(
+            observed_at=at.wall,
+            runtime=info,
+            role=role,
+            images=lists.images or (),
+            containers=containers,
+            sandboxes=sandboxes,
+            sandbox_images=frozenset({status.sandbox_image} if status.sandbox_image else ()),
+            sandboxes_unread=unread,
+            writable_bytes={key: each.size_bytes for key, each in layers.items()},
+            writable_inodes={key: each.inodes for key, each in layers.items() if each.inodes is not None},
+            snapshotters=snapshotters,
+            pod_log_directories=directories,
+            dead_log_links=links,
+            booted_at=at.wall - timedelta(seconds=at.boottime_s),
+            pod_list=checked_pod_list(self._read_pod_list(), sandboxes),
+            contradictions=contradictions,
+            clock=trust,
+        )
+        snapshot = await asyncio.to_thread(
+            with_valid_times, snapshot, at, self._memory.first_seen, logs=scope is not Scope.IMAGES
+        )
+        if with_images:
+            snapshot = await self.images.complete(snapshot, checked, status, reported, warnings, at)
+        return replace(snapshot, warnings=tuple(warnings))
+
+    async def _list_logs(
+        self, scope: Scope, warnings: list[str]
+    ) -> tuple[tuple[PodLogDirectory, ...], tuple[ContainerLogLink, ...]]:
+        if scope is Scope.IMAGES:
+            return (), ()
+        return await asyncio.to_thread(self._logs.list_entries, warnings)
+
+
+class StoredSnapshotUsage:
+    """Snapshot usage recorded by earlier processes, by node of the storage graph."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def read(self) -> dict[Node, tuple[Stamp, SnapshotUsage]]:
+        """Return the usage of each recorded snapshot, with the creation time of the snapshot."""
+        return {
+            Node(SNAPSHOTS + snapshotter, key): (
+                Stamp(figures.created_s, figures.created_ns),
+                SnapshotUsage(figures.size_bytes, figures.inodes),
+            )
+            for (snapshotter, key), figures in self._store.snapshot_usage().items()
+        }
+
+    def write(self, read: Mapping[Node, tuple[Stamp, SnapshotUsage]], removed: Collection[Node]) -> None:
+        """Record the usage of ``read`` and delete the records of ``removed``."""
+        self._store.note_snapshot_usage(
+            {_store_key(node): SnapshotFigures(*created, *used) for node, (created, used) in read.items()},
+            [_store_key(node) for node in removed],
+        )
+
+
+def _store_key(node: Node) -> tuple[str, str]:
+    return node.kind.removeprefix(SNAPSHOTS), node.id

@@ -1,0 +1,163 @@
+"""Readings for the usage breakdown of the image filesystem.
+
+No decision depends on the breakdown, so that a failed reading only omits its part. Directory walks have a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
+from nodeagent.gc.plan.breakdown import MeasuredUsage, Walk, break_down
+from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
+from nodeagent.host.filesystems import filesystem_id
+from nodeagent.host.kubelet_traces import KUBELET_ROOT
+from nodeagent.record import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodeagent.gc.plan.breakdown import Breakdown, Share
+    from nodeagent.gc.snapshot.node import Observer
+    from nodeagent.model import FsObservation, NodeSnapshot, UnreferencedPiece
+    from nodeagent.runtime.storage_backend import StorageBackend
+
+POD_VOLUMES: Final = KUBELET_ROOT / "pods"
+LARGEST: Final = 10
+_FOR_ALL: Final = stat.S_IROTH | stat.S_IXOTH
+
+
+async def read_breakdown(  # noqa: PLR0913 - one argument per source of the breakdown
+    snapshot: NodeSnapshot,
+    observer: Observer,
+    storage: StorageBackend,
+    pod_log_root: Path,
+    *,
+    within_s: float,
+    walk: bool = True,
+    cancelled: threading.Event | None = None,
+    private: bool = False,
+) -> Breakdown:
+    """Return the usage breakdown of a snapshot's image filesystem.
+
+    Args:
+        snapshot: snapshot of all scopes, with the storage graph if available.
+        observer: the observer of the snapshot.
+        storage: source of the sizes of writable layers.
+        pod_log_root: directory of the pod logs.
+        within_s: time limit in seconds for walking directories.
+        walk: whether directories are walked; without a walk, logs and volumes count as other data.
+        cancelled: ends the walk when set, since a thread cannot be cancelled.
+        private: whether to name entries of directories that not every user may read; otherwise their sizes are added up
+            under the name of the directory.
+
+    Raises:
+        ObservationError: the image filesystem cannot be read.
+    """
+    filesystem = snapshot.image_filesystem
+    if filesystem is None:
+        raise ObservationError(snapshot.image_filesystem_error or "no reading of the image filesystem")
+    unreferenced: tuple[UnreferencedPiece, ...] = ()
+    with suppress(NodeAgentError):
+        unreferenced = await observer.images.find_unreferenced()
+    writable = dict(snapshot.writable_bytes)
+    if snapshot.storage is not None:
+        with suppress(RuntimeRequestError):
+            writable.update(await storage.read_writable_bytes())
+    measured = MeasuredUsage(unreferenced=unreferenced, writable_bytes=writable)
+    if walk:
+        known = _image_directories(snapshot, filesystem)
+        deadline_s = time.monotonic() + within_s
+        limit = _Limit(deadline_s, cancelled or threading.Event())
+        measured = await asyncio.to_thread(_walk, measured, filesystem, pod_log_root, known, limit)
+    found = break_down(snapshot, filesystem, measured)
+    return found if private else await asyncio.to_thread(_public, found)
+
+
+def _public(breakdown: Breakdown) -> Breakdown:
+    """Return a breakdown without the names of entries of directories that not every user may read."""
+    return replace(breakdown, shares=tuple(replace(each, members=_public_members(each)) for each in breakdown.shares))
+
+
+def _public_members(share: Share) -> tuple[tuple[str, int], ...]:
+    sizes: Counter[str] = Counter()
+    for name, size_bytes in share.members:
+        sizes[_public_path(name) if name.startswith("/") else name] += size_bytes
+    return tuple(sorted(sizes.items(), key=lambda each: (-each[1], each[0])))
+
+
+def _public_path(path: str) -> str:
+    """Return the path up to the first directory that not every user may read, or that cannot be read."""
+    shown = ""
+    for name in path.removeprefix("/").split("/"):
+        try:
+            mode = os.stat(shown or "/", follow_symlinks=False).st_mode  # noqa: PTH116 - the path is a text
+        except OSError:
+            return shown.rpartition("/")[0] or "/"
+        if mode & _FOR_ALL != _FOR_ALL:
+            break
+        shown += f"/{name}"
+    return shown or "/"
+
+
+def _image_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> tuple[Path, ...]:
+    """Return the directories with image data; ``runtime.imagefs_path`` may be another path on that filesystem."""
+    path = Path(filesystem.path)
+    stores = () if snapshot.storage is None else tuple(map(Path, snapshot.storage.store_paths.values()))
+    return (path, path.parent / "io.containerd.content.v1.content", *stores)
+
+
+class _Limit(NamedTuple):
+    """End of a walk: a deadline on the clock of ``time.monotonic``, and an event for an earlier cancellation."""
+
+    deadline_s: float
+    cancelled: threading.Event
+
+
+def _walk(
+    measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path, known: Sequence[Path], limit: _Limit
+) -> MeasuredUsage:
+    """Return the measurements, completed by the directories on the image filesystem that are not in ``known``."""
+    logs = None
+    if _is_on(pod_log_root, filesystem):
+        logs = _reader(str(pod_log_root), limit).measure(str(pod_log_root))
+    volumes = []
+    if _is_on(POD_VOLUMES, filesystem):
+        with suppress(OSError):
+            reader = _reader(str(POD_VOLUMES), limit)
+            volumes = [reader.measure(str(each)) for each in sorted(POD_VOLUMES.iterdir())]
+    top = mount_point(filesystem.path)
+    largest = _reader(top, limit).largest(top, [str(each) for each in (*known, pod_log_root, POD_VOLUMES)], LARGEST)
+    return MeasuredUsage(
+        measured.unreferenced,
+        measured.writable_bytes,
+        _to_walk(logs) if logs is not None else None,
+        tuple(_to_walk(part) for tree in volumes for part in tree.without_large_files()),
+        tuple(map(_to_walk, largest)),
+        tuple(Walk(path, size_bytes) for size_bytes, path in logs.files) if logs is not None else (),
+    )
+
+
+def _reader(path: str, limit: _Limit) -> TreeReader:
+    """Return a reader of the directories on the device of a path; a Btrfs subvolume has a separate device."""
+    try:
+        device = os.stat(path).st_dev  # noqa: PTH116 - one call, no object
+    except OSError:
+        device = 0
+    return TreeReader(device, limit.deadline_s, is_cancelled=limit.cancelled.is_set)
+
+
+def _is_on(path: Path, filesystem: FsObservation) -> bool:
+    return filesystem_id(str(path)) == filesystem.device_id
+
+
+def _to_walk(tree: Tree) -> Walk:
+    return Walk(tree.path, tree.size_bytes, tree.complete)

@@ -1,0 +1,336 @@
+"""Disk usage of pods (logs, volumes and writable layers), and its merge into the readings of pods."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.host.filesystems import read_mounts
+from nodeagent.host.pod_disk import PodDisk, PodDiskWalk
+from nodeagent.host.writable_layers import find_layer_devices, find_upper_directories
+from nodeagent.model.pressure import Footprint, LayerUsage
+from nodeagent.pods.usage import total
+from nodeagent.pods.walk_queue import HANGS_S, QueuedWalk, WalkQueue
+from nodeagent.record import Record, field, replace
+from nodeagent.runtime.cri_messages import ContainerUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from nodeagent.host.disk_usage import Tree
+    from nodeagent.model.pods import PodReading, RuntimePod
+
+WAIT_S: Final = 10.0
+"""Maximum time in seconds for which a reading waits for directory walks."""
+
+FRESH_S: Final = 120.0
+"""Maximum age in seconds of the result of a walk longer than ``WAIT_S``."""
+
+_NAMED: Final = 3
+
+
+class DiskUsage(Record):
+    """Disk usage measured by directory walks.
+
+    Attributes:
+        pods: logs and volumes by pod UID.
+        layers: writable layers of running containers by container id, where known.
+        devices: device ids of writable layers by container id, including layers that were not measured.
+    """
+
+    pods: Mapping[str, PodDisk] = field(default_factory=dict)
+    layers: Mapping[str, Tree] = field(default_factory=dict)
+    devices: Mapping[str, int] = field(default_factory=dict)
+
+    def image_volumes(self, uid: str) -> tuple[LayerUsage, ...]:
+        """Return the usage of the volumes declared by the images of a pod; empty without such volumes."""
+        disk = self.pods.get(uid)
+        return () if disk is None or disk.image_volumes is None else (disk.image_volumes,)
+
+
+@dataclass(slots=True)
+class _PodWalk:
+    """The current walk of one pod.
+
+    Attributes:
+        is_slow: whether readings do not wait for the walk, since a wait for this walk or for the previous walk of the
+            pod timed out.
+    """
+
+    disk: PodDiskWalk
+    queued: QueuedWalk
+    is_slow: bool
+
+
+class _SlowResult(Record):
+    """Complete result of a walk that took longer than the wait of a reading."""
+
+    started_s: float
+    disk: PodDisk
+
+
+class PodDiskReader:
+    """Reader of the disk usage of pods.
+
+    The walks of all pods advance in turn. A walk longer than the wait of a reading continues in the background. Later
+    readings use the result of that walk for ``FRESH_S`` seconds after the start of the walk, unless a newer walk
+    measures growth. Otherwise the pod's usage is a lower bound.
+    """
+
+    def __init__(self, pod_log_root: Path, kubelet_root: Path, root: Path, *, wait_s: float = WAIT_S) -> None:
+        """Create a reader without walking directories.
+
+        Args:
+            pod_log_root: parent of the log directories of pods without a configured log directory.
+            kubelet_root: the kubelet's root directory, which contains the volumes of pods.
+            root: parent of ``proc``.
+            wait_s: time in seconds for which a reading waits for walks.
+        """
+        self._wait_s = wait_s
+        self._pod_log_root = pod_log_root
+        self._kubelet_root = kubelet_root
+        self._mountinfo = str(root / "proc/self/mountinfo")
+        self._queue = WalkQueue()
+        self._walks: dict[str, _PodWalk] = {}
+        self._slow: dict[str, _SlowResult] = {}
+        self._devices: asyncio.Future[dict[str, int]] | None = None
+
+    async def read(
+        self, pods: Sequence[RuntimePod], log_directories: Mapping[str, str | None], warnings: list[str]
+    ) -> DiskUsage:
+        """Return the disk usage of pods.
+
+        Args:
+            pods: the pods to measure.
+            log_directories: log directory by sandbox id; ``None`` or no entry for the default directory in the pod log
+                root.
+            warnings: receives a sentence for failed and for incomplete measurements.
+        """
+        self._drop_removed({pod.uid for pod in pods})
+        new = await asyncio.to_thread(self._prepare, pods, log_directories)
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        queued = self._queue.add(new.values(), _notifier(loop, changed))
+        for (uid, walk), one in zip(new.items(), queued, strict=True):
+            self._walks[uid] = _PodWalk(walk, one, is_slow=uid in self._slow)
+        await self._wait(changed)
+        names = {pod.uid: f"{pod.sandbox.namespace}/{pod.sandbox.name}" for pod in pods}
+        disks = {uid: self._result(uid) for uid in names}
+        warnings += self._warnings(disks, names)
+        devices = await self._find_devices([each.id for pod in pods for each in pod.running])
+        return DiskUsage(disks, {key: tree for disk in disks.values() for key, tree in disk.layers.items()}, devices)
+
+    async def _find_devices(self, container_ids: list[str]) -> Mapping[str, int]:
+        """Return the device ids of writable layers by container id; empty while a filesystem does not answer."""
+        if self._devices is not None and not self._devices.done():
+            return {}
+        self._devices = asyncio.ensure_future(asyncio.to_thread(find_layer_devices, container_ids, self._mountinfo))
+        done, _ = await asyncio.wait({self._devices}, timeout=HANGS_S)
+        return self._devices.result() if done else {}
+
+    def close(self) -> None:
+        """Cancel the walks in progress."""
+        self._drop_removed(())
+
+    def _drop_removed(self, uids: Collection[str]) -> None:
+        """Remove ended walks, and cancel the walks of removed pods and of interrupted readings."""
+        for uid, each in list(self._walks.items()):
+            ended_s = each.queued.ended_s
+            if ended_s is not None:
+                took_s, disk = ended_s - each.queued.started_s, each.disk.reading()
+                self._slow.pop(uid, None)
+                if took_s > self._wait_s and disk.complete:
+                    self._slow[uid] = _SlowResult(each.queued.started_s, disk)
+            if ended_s is not None or uid not in uids or not each.is_slow:
+                each.queued.cancelled = True
+                if not each.queued.hangs:
+                    del self._walks[uid]
+        now_s = time.monotonic()
+        self._slow = {
+            uid: each for uid, each in self._slow.items() if uid in uids and now_s - each.started_s <= FRESH_S
+        }
+
+    def _prepare(self, pods: Sequence[RuntimePod], log_directories: Mapping[str, str | None]) -> dict[str, PodDiskWalk]:
+        """Return a new walk for each pod without one in progress."""
+        mounts = read_mounts(self._mountinfo)
+        uppers = find_upper_directories([each.id for pod in pods for each in pod.running], self._mountinfo)
+        found = {}
+        for pod in pods:
+            if pod.uid in self._walks:
+                continue
+            sandbox = pod.sandbox
+            directory = log_directories.get(sandbox.id)
+            name = f"{sandbox.namespace}_{sandbox.name}_{pod.uid}".replace("/", "_")
+            found[pod.uid] = PodDiskWalk(
+                pod.uid,
+                Path(directory) if directory else self._pod_log_root / name,
+                self._kubelet_root,
+                upper_directories={each.id: uppers[each.id] for each in pod.running if each.id in uppers},
+                sandbox_files=pod.sandbox_files,
+                image_volumes=pod.image_volumes,
+                mounts=mounts,
+            )
+        return found
+
+    async def _wait(self, changed: asyncio.Event) -> None:
+        """Wait for all walks except hanging ones, up to the time limit."""
+        ends_s = time.monotonic() + self._wait_s
+        while any(not (each.queued.ended or each.queued.hangs or each.is_slow) for each in self._walks.values()):
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                break
+            changed.clear()
+            try:
+                async with asyncio.timeout(min(left_s, HANGS_S)):
+                    await changed.wait()
+            except TimeoutError:
+                self._queue.replace_hanging_workers()
+        for each in self._walks.values():
+            each.is_slow = True
+
+    def _result(self, uid: str) -> PodDisk:
+        """Return the result of a pod's walk; before its end, a recent complete result unless the usage has grown."""
+        reading, known = self._walks[uid].disk.reading(), self._slow.get(uid)
+        return reading if reading.complete or known is None or _exceeds(reading, known.disk) else known.disk
+
+    def _warnings(self, disks: Mapping[str, PodDisk], names: Mapping[str, str]) -> list[str]:
+        found = []
+        for uid, each in self._walks.items():
+            if each.queued.error is not None and uid in names:
+                found.append(f"cannot measure the disk usage of {names[uid]}: {each.queued.error!r}")
+        hanging = [names[uid] for uid, each in self._walks.items() if each.queued.hangs and uid in names]
+        if hanging:
+            found.append(f"pod disk usage is incomplete for {_enumerate(hanging)}: a directory does not answer")
+        slow = [names[uid] for uid, each in disks.items() if not each.complete and names[uid] not in hanging]
+        if slow:
+            found.append(f"pod disk usage is incomplete for {_enumerate(slow)}; at least the shown bytes")
+        return found
+
+
+def _notifier(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> Callable[[], None]:
+    def notify() -> None:
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(changed.set)
+
+    return notify
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
+def _exceeds(reading: PodDisk, known: PodDisk) -> bool:
+    """Return whether an incomplete reading shows growth since a complete reading."""
+    pairs = [(reading.log_tree, known.log_tree), (reading.volumes, known.volumes)]
+    if reading.image_volumes is not None and known.image_volumes is not None:
+        pairs.append((reading.image_volumes.used, known.image_volumes.used))
+    if any((new.used_bytes or 0) > (old.used_bytes or 0) for new, old in pairs if new is not None and old is not None):
+        return True
+    return any(
+        tree.size_bytes > (known.layers[key].size_bytes if key in known.layers else 0)
+        for key, tree in reading.layers.items()
+    )
+
+
+def replace_layers(
+    stats: Mapping[str, ContainerUsage], layers: Mapping[str, Tree]
+) -> tuple[dict[str, ContainerUsage], frozenset[str]]:
+    """Return the runtime's statistics with measured writable layers, and the ids of containers with a lower bound.
+
+    The runtime's sizes are up to ten seconds old. The size of an incomplete walk is used only if larger than the
+    runtime's size.
+    """
+    found, lower_bounds = dict(stats), set[str]()
+    for container_id, tree in layers.items():
+        reported = found.get(container_id, ContainerUsage(container_id))
+        if tree.complete or reported.writable_bytes is None or tree.size_bytes > reported.writable_bytes:
+            found[container_id] = replace(reported, writable_bytes=tree.size_bytes, writable_inodes=tree.inodes)
+            lower_bounds |= set() if tree.complete else {container_id}
+    return found, frozenset(lower_bounds)
+
+
+def with_stats(
+    reading: PodReading,
+    pod: RuntimePod,
+    stats: Mapping[str, ContainerUsage],
+    *,
+    fill_memory: bool,
+    lower_bounds: Collection[str] = (),
+) -> PodReading:
+    """Return a reading with the writable layers of ``stats``; ``fill_memory`` adds the runtime's memory usage.
+
+    Where the kernel reports memory, an unreadable cgroup makes a pod's usage unknown even if the runtime reports
+    memory statistics: otherwise a dry run, which reads statistics, would select a pod that the daemon does not evict.
+
+    The layer of an exited container counts if the runtime reports the layer.
+    """
+    reported = {each.id: stats[each.id] for each in pod.containers if each.id in stats}
+    layers = {key: each.writable_bytes for key, each in reported.items() if each.writable_bytes is not None}
+    complete = all(each.id in layers for each in pod.running)
+    inodes = [each.writable_inodes or 0 for each in reported.values()]
+    is_lower_bound = not reported.keys().isdisjoint(lower_bounds)
+    memory, memory_bytes = dict(reading.container_memory_bytes), reading.memory_bytes
+    if fill_memory:
+        memory = {
+            key: each.working_set_bytes for key, each in reported.items() if each.working_set_bytes is not None
+        } | memory
+        if memory_bytes is None and pod.running:
+            memory_bytes = total(memory.get(each.id) for each in pod.running)
+    return replace(
+        reading,
+        memory_bytes=memory_bytes,
+        container_memory_bytes=memory,
+        writable=Footprint(sum(layers.values()), sum(inodes), is_lower_bound) if complete else None,
+        container_writable_bytes=layers,
+    )
+
+
+def with_layers(
+    reading: PodReading,
+    pod: RuntimePod,
+    stats: Mapping[str, ContainerUsage],
+    devices: Mapping[str, int],
+    lower_bounds: Collection[str],
+) -> PodReading:
+    """Return a reading with the writable layers of all running and reported containers, each with its filesystem."""
+    layers, running = [], frozenset(each.id for each in pod.running)
+    for container in pod.containers:
+        key, reported = container.id, stats.get(container.id)
+        if reported is None and key not in running:
+            continue
+        used = Footprint()
+        if reported is not None and reported.writable_bytes is not None:
+            used = Footprint(reported.writable_bytes, reported.writable_inodes or 0, key in lower_bounds)
+        traits = pod.traits.get(key)
+        layers.append(LayerUsage(used, devices.get(key), "" if traits is None else traits.snapshotter))
+    return replace(reading, layers=tuple(layers))
+
+
+def with_disk_usage(reading: PodReading, disk: PodDisk | None) -> PodReading:
+    """Return a reading with logs, volumes and the total for the comparison with the pod's storage limit.
+
+    Large files of sandboxes count like a writable layer, since they are on the runtime's filesystem.
+    """
+    if disk is None:
+        return reading
+    files, writable = disk.sandbox_files, reading.writable
+    if files is not None and writable is not None:
+        both = Footprint(
+            (writable.used_bytes or 0) + (files.used.used_bytes or 0),
+            (writable.used_inodes or 0) + (files.used.used_inodes or 0),
+            writable.is_lower_bound,
+        )
+        reading = replace(reading, writable=both, layers=(*reading.layers, files))
+    parts = [each.used_bytes for each in (reading.writable, disk.log_tree, disk.volumes) if each is not None]
+    return replace(
+        reading,
+        logs=disk.logs,
+        container_logs_bytes=disk.container_logs_bytes,
+        volumes=disk.volumes,
+        empty_dir_bytes=disk.empty_dir_bytes,
+        ephemeral_bytes=sum(part or 0 for part in parts) if parts else None,
+    )

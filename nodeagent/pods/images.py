@@ -1,0 +1,152 @@
+"""Images named by the pods of this node, in static manifests, the kubelet's list and the API server's watch.
+
+The runtime reports no use of an image before a container exists. A pod needs its images soon if the pod was just bound,
+waits for its init containers, or has a new static manifest. With the pull policy ``Never`` a removed image is never
+pulled again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.kube.manifests import ManifestReader
+from nodeagent.model import NO_POD_IMAGES, PodImages
+from nodeagent.model.pods import ENDED, Completeness
+from nodeagent.pods.sources import MAX_AGE_S, BoundPods
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodeagent.clock import Clock
+    from nodeagent.model.pods import PodSpec
+    from nodeagent.pods.settings import KubeletSettings
+    from nodeagent.pods.sources import ManifestLister, SandboxLister
+    from nodeagent.pods.watched import WatchedPods
+
+_MANIFESTS_S: Final = 5.0
+
+
+async def no_pod_images() -> PodImages:
+    """Return the result without images, for a node without pod lists."""
+    return NO_POD_IMAGES
+
+
+class PodImageReader:
+    """Reader of the images named by pods; concurrent callers share one reading."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        bound: BoundPods,
+        manifests: ManifestLister | None = None,
+        watched: WatchedPods | None = None,
+    ) -> None:
+        """Create a reader.
+
+        Args:
+            clock: dates the readings.
+            bound: the pods bound to this node.
+            manifests: source of the static pods; ``None`` without static pods.
+            watched: the watched pods of the API server; ``None`` without a watch.
+        """
+        self._clock = clock
+        self._watched = watched
+        self._bound = bound
+        self._manifests = manifests
+        self._lock = asyncio.Lock()
+        self._static: tuple[PodSpec, ...] = ()
+        self._static_read = False
+        self._read_s: float | None = None
+        self._latest = NO_POD_IMAGES
+
+    async def read(self) -> PodImages:
+        """Return the images named by pods, from a reading within the last second.
+
+        After a failed reading the previous list is used, with a warning. The result has an error without a previous
+        list, and while the list lacks pods that have a sandbox and were never listed.
+        """
+        async with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._read_s is None or not 0 <= now_s - self._read_s < MAX_AGE_S:
+                self._latest = await self._read()
+                self._read_s = self._clock.monotonic_s()
+            return self._latest
+
+    async def _read(self) -> PodImages:
+        warnings: list[str] = []
+        errors = [each for each in await asyncio.gather(self._list(warnings), self._list_static(warnings)) if each]
+        named: defaultdict[str, set[str]] = defaultdict(set)
+        _add(named, self._static, "static manifest")
+        for spec, is_listed in self._bound.pods():
+            _add(named, (spec,), "kubelet" if is_listed else "earlier list of the kubelet")
+        if self._watched is not None:
+            source = "API server"
+            if outdated := self._watched.outdated:
+                source = "earlier list of the API server"
+                warnings.append(outdated)
+            _add(named, (each for each in self._watched.pods if each.phase not in ENDED), source)
+        sorted_names = {reference: tuple(sorted(pods)) for reference, pods in named.items()}
+        return PodImages(sorted_names, "; ".join(errors), tuple(warnings))
+
+    async def _list(self, warnings: list[str]) -> str:
+        """Read the kubelet's list; return the error without any list, or the evidence that the list lacks pods."""
+        state = await self._bound.read()
+        if state is None:
+            return ""
+        if state.error:
+            problem = f"cannot list the pods of this node: {state.error}"
+            if not self._bound.has_list:
+                return problem
+            warnings.append(f"{problem}; images of pods bound since the previous list are not kept")
+        if state.completeness is Completeness.PARTIAL:
+            return f"the kubelet's list is incomplete: {state.detail}"
+        return ""
+
+    async def _list_static(self, warnings: list[str]) -> str:
+        """Read the manifests; return the error of a failure without a previous reading, otherwise an empty string."""
+        if self._manifests is None:
+            return ""
+        try:
+            async with asyncio.timeout(_MANIFESTS_S):
+                found = await asyncio.to_thread(self._manifests.read)
+        except TimeoutError:
+            problem = f"cannot read static manifests: timeout after {_MANIFESTS_S:g} s"
+            if not self._static_read:
+                return problem
+            warnings.append(f"{problem}; using the previous ones")
+            return ""
+        if found.error and not self._static_read:
+            return found.error
+        self._static, self._static_read = (*found.pods, *found.previous), True
+        warnings += found.warnings
+        return ""
+
+
+def make_bound_pods(settings: KubeletSettings, clock: Clock, list_sandboxes: SandboxLister) -> BoundPods:
+    """Return the reader of the kubelet's list; without a configured kubelet the reader has no pods."""
+    access = settings.access
+    if access is None:
+        return BoundPods(clock)
+    from nodeagent.host.sockets import port_owners  # noqa: PLC0415 - loaded only with a configured kubelet
+    from nodeagent.kube.kubelet_pods import KubeletPods, pods_address  # noqa: PLC0415 - only with a configured kubelet
+
+    return BoundPods(
+        clock, KubeletPods(access, port_owners), address=pods_address(access), list_sandboxes=list_sandboxes
+    )
+
+
+def make_pod_image_reader(
+    settings: KubeletSettings, clock: Clock, bound: BoundPods, watched: WatchedPods | None = None
+) -> PodImageReader:
+    """Return the reader of the images named by pods, with the configured sources."""
+    manifests = ManifestReader(settings.manifests) if settings.manifests is not None else None
+    return PodImageReader(clock, bound=bound, manifests=manifests, watched=watched)
+
+
+def _add(named: defaultdict[str, set[str]], pods: Iterable[PodSpec], source: str) -> None:
+    for pod in pods:
+        for reference in pod.images:
+            named[reference].add(f"{pod.namespace}/{pod.name} ({source})")

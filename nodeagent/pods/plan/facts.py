@@ -1,0 +1,350 @@
+"""Pod facts merged from all sources; each fact is stored with its source.
+
+Sources in order of precedence: API server, kubelet, static manifest, runtime, cgroup of the pod, inference, assumption.
+If two sources differ, the contradiction is recorded and excludes the pod from eviction.
+
+A mark that protects a pod (static, mirror, priority) is used only from a source that the author of the pod does not
+control: the API server, the kubelet, the manifest directory, annotations written by a kubelet, or annotations in a
+namespace that the configuration trusts. Other marks and malformed marks are ignored, with a sentence in ``ignored``. A
+pod is never critical because of an OOM score, since the client that creates the container sets the score.
+
+Facts are assumed only on a node without a kubelet, where the runtime is the only source: a pod that no source marks as
+critical is assumed not to be critical. On a node managed by a kubelet, these facts are unknown without a pod list.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from nodeagent.model.pods import (
+    CRITICAL_CLASS_PRIORITIES,
+    CRITICAL_PRIORITY,
+    ENDED,
+    EmptyDirSpec,
+    PodListSource,
+    PodReading,
+    PodSpec,
+    RuntimePod,
+)
+from nodeagent.model.pressure import (
+    UNKNOWN,
+    ContainerFacts,
+    EmptyDirFacts,
+    Fact,
+    FactSource,
+    Footprint,
+    PodFacts,
+    PodLifecycle,
+    PodUsage,
+    QosClass,
+)
+from nodeagent.model.runtime import ANNOTATION_SOURCE
+from nodeagent.pods.plan.definitions import (
+    ANNOTATION_MIRROR,
+    ANNOTATION_PRIORITY,
+    PodDefinition,
+    read_marks,
+    static_by_source,
+)
+from nodeagent.pods.plan.inference import inconsistencies, infer_qos, infer_requests, sum_requests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from nodeagent.pods.plan.definitions import SpecIndex
+
+
+T = TypeVar("T")
+
+ANNOTATION_GRACE: Final = "io.kubernetes.pod.terminationGracePeriod"
+ANNOTATION_DELETION_GRACE: Final = "io.kubernetes.pod.deletionGracePeriod"
+
+_NO_READING: Final = PodReading()
+
+
+def merge_facts(  # noqa: PLR0913 - one argument for each source of facts
+    pods: Iterable[RuntimePod],
+    specs: SpecIndex,
+    readings: Mapping[str, PodReading],
+    *,
+    memory_capacity_bytes: int | None,
+    assume: bool,
+    annotation_namespaces: AbstractSet[str] = frozenset(),
+) -> tuple[PodFacts, ...]:
+    """Return the merged facts of each pod, ordered by UID.
+
+    Args:
+        pods: pods of the runtime.
+        specs: index of listed definitions and static manifests.
+        readings: measured usage by pod UID.
+        memory_capacity_bytes: memory of the node, from which the kubelet derives OOM scores; ``None`` if unknown.
+        assume: whether missing facts are assumed (no kubelet on the node): a pod without a definition is not critical.
+            If false, a kubelet created the pods and wrote the marks in their annotations.
+        annotation_namespaces: namespaces in which marks in annotations are trusted even without a kubelet.
+    """
+    merged = (
+        _Merger(pod, specs, memory_capacity_bytes, assume=assume, trusted=annotation_namespaces).facts(
+            readings.get(pod.uid)
+        )
+        for pod in pods
+    )
+    return tuple(sorted(merged, key=attrgetter("uid")))
+
+
+def ignored_marks(facts: Iterable[PodFacts]) -> Iterator[str]:
+    """Yield a warning for each pod with ignored marks."""
+    for pod in facts:
+        if pod.ignored:
+            yield f"pod {pod.namespace}/{pod.name}: {'; '.join(pod.ignored)}"
+
+
+class _Merger:
+    """Merge of all sources of facts about one pod."""
+
+    def __init__(
+        self,
+        pod: RuntimePod,
+        specs: SpecIndex,
+        capacity_bytes: int | None,
+        *,
+        assume: bool,
+        trusted: AbstractSet[str],
+    ) -> None:
+        self._pod = pod
+        self._assume = assume
+        self._trusted = pod.sandbox.namespace in trusted
+        self._marks = read_marks(pod.sandbox.annotations)
+        self._ignored: list[str] = list(self._marks.malformed)
+        self._contradictions = list(pod.contradictions)
+        self._defined = PodDefinition(
+            self._well_formed(listed := specs.in_list(pod), _list_of(listed)),
+            self._well_formed(specs.in_manifests(pod), "the static manifests"),
+        )
+        self._check_listed(specs)
+        derived = infer_qos(pod)
+        self._qos = self._best(self._defined.field(attrgetter("qos")), derived)
+        self._check_qos(derived)
+        self._requests = infer_requests(pod, self._qos.value, capacity_bytes, assume=assume)
+
+    def facts(self, reading: PodReading | None) -> PodFacts:
+        """Return the merged facts of the pod."""
+        static, mirror = self._static(), self._mirror()
+        ranking = (each for each in (self._defined.verified, self._defined.manifest) if each is not None)
+        priority_class = next((each.priority_class for each in ranking if each.priority_class), "")
+        critical = self._critical()
+        ephemeral = self._best(self._defined.field(attrgetter("ephemeral_request_bytes")), self._assumed(0))
+        return PodFacts(
+            uid=self._pod.uid,
+            namespace=self._pod.sandbox.namespace,
+            name=self._pod.sandbox.name,
+            priority=self._priority(),
+            priority_class=priority_class,
+            qos=self._qos,
+            static=static,
+            mirror=mirror,
+            critical=critical,
+            memory_request_bytes=self._memory_request(),
+            ephemeral_request_bytes=ephemeral,
+            ephemeral_limit_bytes=next((each.ephemeral_limit_bytes for each in self._defined), None),
+            ephemeral_limit_text=next((each.ephemeral_limit_text for each in self._defined), ""),
+            termination_grace_s=self._grace(),
+            usage=_usage(reading),
+            containers=tuple(self._containers(reading or _NO_READING)),
+            empty_dirs=self._empty_dirs(reading or _NO_READING),
+            lifecycle=self._lifecycle(),
+            contradictions=tuple(dict.fromkeys(self._contradictions)),
+            ignored=tuple(dict.fromkeys(self._ignored)),
+        )
+
+    def _well_formed(self, spec: PodSpec | None, where: str) -> PodSpec | None:
+        """Return a well-formed definition; for a malformed definition record a contradiction and return ``None``."""
+        if spec is None or not spec.malformed:
+            return spec
+        self._contradictions.append(f"malformed in {where}: {spec.malformed}")
+        return None
+
+    def _assumed(self, value: T) -> Fact[T | None]:
+        return Fact(value, FactSource.ASSUMED) if self._assume else UNKNOWN
+
+    @staticmethod
+    def _best(*facts: Fact[T | None]) -> Fact[T | None]:
+        return next((fact for fact in facts if fact.value is not None), UNKNOWN)
+
+    def _check_listed(self, specs: SpecIndex) -> None:
+        if self._defined.listed is None:
+            # The API server does not list pods of other CRI clients; a kubelet lists the pods of all its sources.
+            from_source = specs.source is PodListSource.KUBELET or self._pod.sandbox.from_api_server
+            if specs.has_list and from_source and specs.in_list(self._pod) is None:
+                self._contradictions.append(f"not in the {specs.source}'s list")
+            return
+        sandbox, spec = self._pod.sandbox, self._defined.listed
+        owner = spec.listed_by
+        if (spec.namespace, spec.name) != (sandbox.namespace, sandbox.name):
+            self._contradictions.append(
+                f"the {owner} has {spec.namespace}/{spec.name}, the runtime {sandbox.namespace}/{sandbox.name}"
+            )
+        if specs.count(self._pod.uid) > 1:
+            self._contradictions.append(f"UID more than once in the {owner}'s list")
+
+    def _check_qos(self, derived: Fact[QosClass | None]) -> None:
+        qos = self._qos
+        by_cgroup = derived.value if derived.source is FactSource.CGROUP else None
+        listed = self._defined.listed
+        in_list = listed is not None
+        if listed is not None and qos.source is self._defined.list_source and by_cgroup not in (None, qos.value):
+            self._contradictions.append(f"the {listed.listed_by} has {qos.value}, the cgroup {by_cgroup}")
+        if not in_list or by_cgroup is not None:
+            self._contradictions += inconsistencies(self._pod, None if in_list else by_cgroup)
+
+    def _static(self) -> Fact[bool | None]:
+        """Return whether the pod is static, by the source annotation of the kubelet or by a static manifest."""
+        verified = self._defined.verified
+        from_list = None if verified is None else verified.annotations.get(ANNOTATION_SOURCE)
+        listed = _fact(static_by_source(from_list), self._defined.list_source)
+        if from_list is not None and listed.value is None:
+            self._contradictions.append(
+                f"{_list_of(verified)}: annotation {ANNOTATION_SOURCE} is {from_list[:40]!r}, not api, file or http"
+            )
+        defined = UNKNOWN if self._defined.manifest is None else Fact(value=True, source=FactSource.MANIFEST)
+        annotated = _fact(self._marks.static, FactSource.CRI)
+        unlisted = listed.value is None and defined.value is None
+        if annotated.value and unlisted and not self._marks_count(ANNOTATION_SOURCE):
+            annotated = UNKNOWN
+        values = {fact.value for fact in (listed, annotated) if fact.value is not None}
+        if len(values) > 1:
+            self._contradictions.append(f"{_list_of(verified)} and the runtime differ on static")
+        return self._best(listed, defined, annotated, self._assumed(value=False))
+
+    def _mirror(self) -> Fact[bool | None]:
+        if self._defined.verified is not None:
+            return Fact(value=ANNOTATION_MIRROR in self._defined.verified.annotations, source=self._defined.list_source)
+        if self._marks.mirror and not self._marks_count(ANNOTATION_MIRROR):
+            return self._assumed(value=False)
+        return Fact(value=self._marks.mirror, source=FactSource.CRI)
+
+    def _marks_count(self, annotation: str) -> bool:
+        """Return whether a mark in the annotations of the sandbox is trusted; record an untrusted mark as ignored."""
+        if self._trusted or self._defined.verified is not None or not self._assume:
+            return True
+        self._ignored.append(
+            f"annotation {annotation} has no effect in namespace {self._pod.sandbox.namespace}, which is not in "
+            "eviction.annotation_namespaces"
+        )
+        return False
+
+    def _critical(self) -> Fact[bool | None]:
+        """Return whether the pod is critical by its priority or priority class.
+
+        A pod without a definition is assumed not to be critical; the fact is unknown if the pod has no containers or a
+        status was not read.
+        """
+        spec = self._defined.authoritative
+        if spec is None:
+            containers = self._pod.running or self._pod.containers
+            known = (
+                self._pod.status_read and bool(containers) and all(each.id in self._pod.traits for each in containers)
+            )
+            return self._assumed(value=False) if known else UNKNOWN
+        source = self._defined.list_source if self._defined.verified is not None else FactSource.MANIFEST
+        by_class = spec.priority_class in CRITICAL_CLASS_PRIORITIES or (spec.priority or 0) >= CRITICAL_PRIORITY
+        return Fact(by_class, source)
+
+    def _priority(self) -> Fact[int | None]:
+        """Return the pod priority; 0 for a definition without priority and priority class."""
+        defined = self._defined.field(_priority_of, verified=True)
+        if defined.value is not None or self._defined.verified is not None or self._defined.manifest is not None:
+            return defined
+        annotated = self._marks.priority
+        # Pods of a kubelet have a Kubernetes priority, which the annotation must not override.
+        if annotated is not None and (self._assume or self._trusted) and self._marks_count(ANNOTATION_PRIORITY):
+            return Fact(annotated, FactSource.CRI)
+        return self._assumed(0)
+
+    def _memory_request(self) -> Fact[int | None]:
+        guaranteed = self._pod.memory_min_bytes
+        return self._best(
+            self._defined.field(attrgetter("memory_request_bytes")),
+            Fact(guaranteed, FactSource.CGROUP) if guaranteed else UNKNOWN,
+            sum_requests(tuple(self._requests.values())),
+            self._assumed(0) if not self._requests else UNKNOWN,
+        )
+
+    def _grace(self) -> Fact[float | None]:
+        """Return the pod's termination grace period; without a definition the longest in container annotations."""
+        defined = self._defined.field(attrgetter("termination_grace_s"))
+        if defined.value is not None:
+            return defined
+        texts = (each.annotations.get(ANNOTATION_GRACE, "") for each in self._pod.running or self._pod.containers)
+        seconds = [float(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 10]
+        return Fact(max(seconds), FactSource.CRI) if seconds else UNKNOWN
+
+    def _lifecycle(self) -> PodLifecycle:
+        running, listed = self._pod.running, self._defined.listed
+        if listed is not None and listed.phase in ENDED:
+            return PodLifecycle.ENDING if running else PodLifecycle.FINISHED
+        if listed is not None and listed.deleting:
+            return PodLifecycle.ENDING
+        if not self._pod.sandbox_ids or any(ANNOTATION_DELETION_GRACE in each.annotations for each in running):
+            return PodLifecycle.ENDING
+        return PodLifecycle.ACTIVE
+
+    def _containers(self, reading: PodReading) -> Iterator[ContainerFacts]:
+        specs = {each.name: each for spec in self._defined for each in spec.containers}
+        for container in reversed(self._pod.running):
+            spec = specs.get(container.name)
+            request = self._requests.get(container.id, UNKNOWN).value
+            yield ContainerFacts(
+                name=container.name,
+                memory_bytes=reading.container_memory_bytes.get(container.id),
+                memory_request_bytes=request if spec is None else spec.memory_request_bytes,
+                writable_bytes=reading.container_writable_bytes.get(container.id),
+                logs_bytes=reading.container_logs_bytes.get(container.name),
+                ephemeral_request_bytes=None if spec is None else spec.ephemeral_request_bytes,
+                ephemeral_limit_bytes=None if spec is None or spec.init else spec.ephemeral_limit_bytes,
+                memory_request_text="" if spec is None else spec.memory_request_text,
+                ephemeral_request_text="" if spec is None else spec.ephemeral_request_text,
+                ephemeral_limit_text="" if spec is None else spec.ephemeral_limit_text,
+                memory_request_inferred=spec is None and request is not None,
+            )
+
+    def _empty_dirs(self, reading: PodReading) -> tuple[EmptyDirFacts, ...]:
+        volumes = {name: EmptyDirSpec(name) for name in sorted(reading.empty_dir_bytes)}
+        volumes |= {each.name: each for spec in self._defined for each in spec.empty_dirs}
+        return tuple(
+            EmptyDirFacts(each.name, reading.empty_dir_bytes.get(each.name), each.limit_bytes, each.limit_text)
+            for each in volumes.values()
+        )
+
+
+def _list_of(spec: PodSpec | None) -> str:
+    """Return the display name of the pod list that contains a pod definition; the kubelet's list for ``None``."""
+    return f"the {PodListSource.KUBELET if spec is None else spec.listed_by}'s list"
+
+
+def _fact(value: T | None, source: FactSource) -> Fact[T | None]:
+    return UNKNOWN if value is None else Fact(value, source)
+
+
+def _priority_of(spec: PodSpec) -> int | None:
+    return 0 if spec.priority is None and not spec.priority_class else spec.priority
+
+
+def _usage(reading: PodReading | None) -> PodUsage | None:
+    if reading is None or reading == _NO_READING:
+        return None
+    return PodUsage(
+        memory_bytes=reading.memory_bytes,
+        swap_bytes=reading.swap_bytes,
+        pids=reading.pids,
+        writable=reading.writable or Footprint(),
+        logs=reading.logs or Footprint(),
+        volumes=reading.volumes or Footprint(),
+        ephemeral_bytes=reading.ephemeral_bytes,
+        layers=reading.layers,
+        memory_volumes_bytes=reading.memory_volumes_bytes,
+        memory_cache_bytes=reading.memory_cache_bytes,
+        stalled_some_percent=reading.stalled_some_percent,
+        stalled_full_percent=reading.stalled_full_percent,
+    )

@@ -1,0 +1,295 @@
+"""The pod reader: facts, usage and handles of the pods on the node.
+
+A pass fails if one of the runtime's two lists fails. Any other failure causes a warning and unknown facts, and a pod
+with unknown facts is not evicted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.errors import RuntimeRequestError
+from nodeagent.host.kubelet_traces import KUBELET_ROOT
+from nodeagent.host.sockets import port_owners
+from nodeagent.kube.kubelet_pods import KubeletListing, KubeletPods
+from nodeagent.kube.manifests import ManifestReader
+from nodeagent.model import Role
+from nodeagent.model.pods import PodInventory, PodReading
+from nodeagent.model.pressure import LayerUsage, Moment
+from nodeagent.pods.details import RuntimeDetails, active_sandboxes
+from nodeagent.pods.disk_usage import DiskUsage, PodDiskReader, replace_layers, with_disk_usage, with_layers, with_stats
+from nodeagent.pods.layers import AT_LEAST_ZERO, ExitedLayers, measure_missing, with_further_layers
+from nodeagent.pods.plan.facts import ignored_marks, merge_facts
+from nodeagent.pods.plan.groups import group_pods
+from nodeagent.pods.plan.inference import shutdown_pods
+from nodeagent.pods.sources import PodDefinitions
+from nodeagent.pods.usage import PodCgroups
+from nodeagent.record import Record
+from nodeagent.runtime.bounded_calls import gather_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nodeagent.clock import Clock
+    from nodeagent.kube.kubelet_pods import PodLister
+    from nodeagent.model import Container, Sandbox
+    from nodeagent.model.access import KubeletAccess
+    from nodeagent.model.pods import PodHandle, RuntimePod
+    from nodeagent.pods.layers import MeasureLayer
+    from nodeagent.pods.sources import ManifestLister
+    from nodeagent.pods.watched import WatchedPods
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.cri_messages import ContainerUsage
+    from nodeagent.settings.settings import Settings
+
+_LISTS_KEPT_S: Final = 60.0
+
+
+class PodSettings(Record):
+    """Sources of pod facts.
+
+    Attributes:
+        role: role of the agent. On a node without a kubelet, a pod that no source declares critical is assumed not to
+            be critical; beside a kubelet no fact is assumed.
+        node_name: suffix of the names of static pods; empty for the host name.
+        pod_log_root: parent of the log directories of pods without a configured log directory.
+        kubelet_root: the kubelet's root directory, which contains the volumes of pods.
+        kubelet: access to the kubelet's pod list; ``None`` for no access.
+        kubelet_max_age_s: age in seconds after which the kubelet's list is read again.
+        manifests: directory of the static pods' manifests; ``None`` without static pods.
+        annotation_namespaces: namespaces whose pods may carry marks in annotations.
+        memory_stalls: whether the memory stalls of pods are read.
+    """
+
+    role: Role
+    node_name: str = ""
+    pod_log_root: Path = Path("/var/log/pods")
+    kubelet_root: Path = KUBELET_ROOT
+    kubelet: KubeletAccess | None = None
+    kubelet_max_age_s: float = 10.0
+    manifests: Path | None = None
+    annotation_namespaces: frozenset[str] = frozenset()
+    memory_stalls: bool = False
+
+
+class _RuntimeLists(NamedTuple):
+    """The runtime's lists, and the time at which they were requested."""
+
+    sandboxes: tuple[Sandbox, ...]
+    containers: tuple[Container, ...]
+    at: Moment
+
+
+class PodReader:
+    """Reader of the pods of a node, for one pass at a time."""
+
+    def __init__(  # noqa: PLR0913 - one argument per source
+        self,
+        cri: CriClient,
+        *,
+        settings: PodSettings,
+        clock: Clock,
+        kubelet: PodLister | None = None,
+        manifests: ManifestLister | None = None,
+        root: Path = Path("/"),
+        role: Callable[[], Role] | None = None,
+        measure_layer: MeasureLayer | None = None,
+        watched: WatchedPods | None = None,
+    ) -> None:
+        """Create a reader without initial readings.
+
+        Args:
+            cri: the runtime.
+            settings: sources of pod facts.
+            clock: dates the readings.
+            kubelet: source of the kubelet's pod list; ``None`` to use ``settings.kubelet``.
+            manifests: source of the static pods; ``None`` to use the directory in ``settings``.
+            root: parent of ``proc`` and ``sys``.
+            role: returns the current role, which changes at run time; ``None`` to use the role in ``settings``.
+            measure_layer: returns the usage of a writable layer by snapshotter and container id, for layers that
+                neither the runtime's statistics nor the mounts include; ``None`` if such usage remains unknown.
+            watched: the watched pods of the API server; ``None`` without a watch.
+        """
+        self._cri = cri
+        self._clock = clock
+        self._role = role or (lambda: settings.role)
+        self._exited_layers = None if measure_layer is None else ExitedLayers(measure_layer)
+        if kubelet is None and settings.kubelet is not None:
+            kubelet = KubeletPods(settings.kubelet, port_owners)
+        if manifests is None and settings.manifests is not None:
+            manifests = ManifestReader(settings.manifests)
+        listing = KubeletListing(kubelet, clock, settings.kubelet_max_age_s)
+        self._definitions = PodDefinitions(listing, manifests, settings.node_name, watched)
+        self._annotation_namespaces = settings.annotation_namespaces
+        self._details = RuntimeDetails(cri)
+        self._cgroups = PodCgroups(root, settings.kubelet_root, with_stalls=settings.memory_stalls)
+        self._last: _RuntimeLists | None = None
+        self._disk = PodDiskReader(settings.pod_log_root, settings.kubelet_root, root)
+
+    async def read_usage(self) -> PodInventory | None:
+        """Return the pods of the runtime's last lists with their current memory and PIDs, without a runtime call.
+
+        The result is ``None`` before the first lists, if the last lists are older than a minute, and if the kernel does
+        not report the memory of cgroups.
+        """
+        if self._last is None or not self._cgroups.has_memory:
+            return None
+        if self._clock.monotonic_s() - self._last.at.monotonic_s > _LISTS_KEPT_S:
+            return None
+        return await self._inventory(self._last, None, [], with_usage=True)
+
+    async def read(self, *, with_usage: bool = True, with_disk: bool = False, quick: bool = False) -> PodInventory:
+        """Return the pods with a ready sandbox or a container that may be running.
+
+        Args:
+            with_usage: read memory and PIDs.
+            with_disk: measure disk usage as well, which walks directories.
+            quick: wait for the runtime's two lists only; other facts are from the previous reading.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer.
+            RuntimeRequestError: one of the runtime's two list calls failed.
+        """
+        warnings: list[str] = []
+        now = Moment(self._clock.now(), self._clock.monotonic_s())
+        sandboxes, containers, stats = await self._lists(warnings, with_stats=with_disk, quick=quick)
+        lists = _RuntimeLists(sandboxes, containers, now)
+        if not quick:
+            self._cgroups.drop_removed({each.id for each in sandboxes} | {each.id for each in containers})
+            self._details.expire(await self._cgroups.find_resized(self._details.traits))
+            await self._details.read_missing(sandboxes, containers, warnings)
+            active = active_sandboxes(sandboxes, containers)
+            await self._definitions.read_for({each.uid for each in sandboxes if each.id in active})
+            self._last = lists
+        if stats is None and with_usage and not self._cgroups.has_memory:
+            stats = await self._stats(warnings)
+        return await self._inventory(lists, stats, warnings, with_usage=with_usage, with_disk=with_disk)
+
+    async def _inventory(
+        self,
+        lists: _RuntimeLists,
+        stats: dict[str, ContainerUsage] | None,
+        warnings: list[str],
+        *,
+        with_usage: bool,
+        with_disk: bool = False,
+    ) -> PodInventory:
+        """Return facts and handles of the pods in the runtime's lists."""
+        specs = self._definitions.index(warnings)
+        pods = group_pods(
+            lists.sandboxes,
+            lists.containers,
+            cgroup_parents=self._details.cgroup_parents,
+            traits=self._details.traits,
+            memory_min_bytes=self._cgroups.memory_min_bytes,
+        )
+        handles = self._cgroups.find_handles(pods)
+        readings: dict[str, PodReading] = {}
+        if with_usage or with_disk:
+            readings = await self._readings(pods, handles, stats, warnings, with_disk=with_disk)
+        capacity_bytes = self._cgroups.memory_capacity_bytes(warnings)
+        assume = self._role() is Role.STANDALONE and not self._definitions.has_kubelet
+        facts = merge_facts(
+            pods,
+            specs,
+            readings,
+            memory_capacity_bytes=capacity_bytes,
+            assume=assume,
+            annotation_namespaces=self._annotation_namespaces,
+        )
+        warnings += ignored_marks(facts)
+        return PodInventory(facts, shutdown_pods(facts, pods, specs), handles, lists.at, tuple(warnings))
+
+    async def close(self) -> None:
+        """Cancel a read of the kubelet's list and directory walks in progress."""
+        self._disk.close()
+        await self._definitions.close()
+
+    async def _lists(
+        self, warnings: list[str], *, with_stats: bool, quick: bool
+    ) -> tuple[tuple[Sandbox, ...], tuple[Container, ...], dict[str, ContainerUsage] | None]:
+        """Return sandboxes, containers and statistics from concurrent calls; ``None`` without statistics."""
+        stats, sandboxes, containers, _ = await gather_all(
+            self._stats(warnings) if with_stats else _none_value(),
+            self._cri.list_sandboxes(),
+            self._cri.list_containers(),
+            _none_value() if quick else self._definitions.read_if_due(warnings),
+        )
+        return sandboxes, containers, stats
+
+    async def _stats(self, warnings: list[str]) -> dict[str, ContainerUsage] | None:
+        try:
+            return {each.container_id: each for each in await self._cri.list_container_stats()}
+        except RuntimeRequestError as error:
+            warnings.append(f"container statistics unavailable: {error}")
+            return None
+
+    async def _readings(
+        self,
+        pods: Sequence[RuntimePod],
+        handles: Mapping[str, PodHandle],
+        stats: Mapping[str, ContainerUsage] | None,
+        warnings: list[str],
+        *,
+        with_disk: bool,
+    ) -> dict[str, PodReading]:
+        readings = await self._cgroups.read(pods, handles, warnings)
+        disk = DiskUsage()
+        if with_disk:
+            disk = await self._disk.read(pods, self._details.log_directories, warnings)
+        lower_bounds: frozenset[str] = frozenset()
+        if disk.layers:
+            stats, lower_bounds = replace_layers(stats or {}, disk.layers)
+        exited: Mapping[str, tuple[LayerUsage, ...]] = {}
+        if with_disk and self._exited_layers is not None:
+            stats = {**(stats or {}), **await measure_missing(pods, stats or {}, self._exited_layers.measure)}
+            exited = await self._exited_layers.read(pods, stats or {})
+        if stats is not None:
+            fill = not self._cgroups.has_memory
+            for pod in pods:
+                reading = readings.get(pod.uid, PodReading())
+                reading = with_stats(reading, pod, stats, fill_memory=fill, lower_bounds=lower_bounds)
+                readings[pod.uid] = with_layers(reading, pod, stats, disk.devices, lower_bounds)
+        for pod in pods:
+            reading = with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid))
+            unknown = (LayerUsage(AT_LEAST_ZERO),) if pod.has_oversized_status else ()
+            further = (*disk.image_volumes(pod.uid), *exited.get(pod.uid, ()), *unknown)
+            readings[pod.uid] = with_further_layers(reading, further)
+        return {pod.uid: readings[pod.uid] for pod in pods}
+
+
+def make_pod_reader(  # noqa: PLR0913 - the sources of a reader
+    cri: CriClient,
+    settings: Settings,
+    clock: Clock,
+    role: Callable[[], Role],
+    measure_layer: MeasureLayer | None = None,
+    *,
+    watched: WatchedPods | None = None,
+) -> PodReader:
+    """Return the pod reader with the configured sources.
+
+    Args:
+        cri: the runtime.
+        settings: settings of the agent.
+        clock: dates the readings.
+        role: returns the current role of the node.
+        measure_layer: returns the usage of a writable layer; see :class:`PodReader`.
+        watched: the watched pods of the API server; ``None`` without a watch.
+    """
+    kubelet = settings.kubelet
+    sources = PodSettings(
+        role(),
+        node_name=kubelet.node_name,
+        pod_log_root=settings.pod_log_root,
+        kubelet=kubelet.access,
+        manifests=kubelet.manifests,
+        annotation_namespaces=settings.eviction.annotation_namespaces,
+        memory_stalls=settings.eviction.measures_stalls,
+    )
+    return PodReader(cri, settings=sources, clock=clock, role=role, measure_layer=measure_layer, watched=watched)
+
+
+async def _none_value() -> None:
+    return None

@@ -1,0 +1,140 @@
+"""Pods of this node from the API server's watch, shared by all readers of one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.host.node import node_name
+from nodeagent.pods.plan.watch import (
+    TRUNCATED,
+    WatchState,
+    after_events,
+    is_current,
+    pod_list,
+    proof_problem,
+    reading,
+    restored,
+)
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from pathlib import Path
+
+    from nodeagent.clock import Clock
+    from nodeagent.model.pods import PodList, PodListReading, PodSpec
+    from nodeagent.pods.plan.watch import PodEvent
+
+_MAX_EVENTS: Final = 1000
+
+
+class WatchedPods:
+    """Latest state of the pod watch, which is kept over reloads and outages of the API server.
+
+    Attributes:
+        address: address of the pod list, for display; empty while no watch is configured.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Create an empty state without a configured watch."""
+        self._clock = clock
+        self.address = ""
+        self._state = WatchState()
+        self._events: list[PodEvent] = []
+        self._answered: tuple[float, datetime] | None = None
+
+    def add(self, event: PodEvent, now_s: float, now: datetime) -> None:
+        """Add an event of the watch; the state is computed when it is read, so that an event takes constant time."""
+        self._events.append(event)
+        self._answered = now_s, now
+        if len(self._events) == _MAX_EVENTS:
+            self.state = self.state
+
+    @property
+    def state(self) -> WatchState:
+        """The latest state of the watch."""
+        if self._answered is not None:
+            self.state = after_events(self._state, self._events, *self._answered)
+        return self._state
+
+    @state.setter
+    def state(self, state: WatchState) -> None:
+        self._state, self._events, self._answered = state, [], None
+
+    @property
+    def configured(self) -> bool:
+        """Whether a watch of the pods is configured."""
+        return bool(self.address)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the watch is configured and its pods are up to date."""
+        return self.configured and is_current(self.state, self._clock.monotonic_s())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the pods are current, without an omitted or unreadable pod or change since the last list."""
+        return self.is_current and not self.state.unnamed and not self.state.truncated
+
+    @property
+    def pods(self) -> tuple[PodSpec, ...]:
+        """The last received pods, current or outdated; empty without a watch, and for a Node of another machine."""
+        if not self.configured or (self.state.listed_s is not None and self.state.foreign):
+            return ()
+        return tuple(self.state.pods.values())
+
+    def pod_list(self) -> PodList | None:
+        """Return the pod list for the planners; ``None`` without a configured watch."""
+        if not self.configured:
+            return None
+        return pod_list(self.state, self._clock.monotonic_s(), self._clock.now())
+
+    def reading(self) -> PodListReading | None:
+        """Return the state of the watch, for display; ``None`` without a configured watch."""
+        return reading(self.state, self.address, self._clock.monotonic_s()) if self.configured else None
+
+    @property
+    def outdated(self) -> str:
+        """Statement that the pods are not current, with the cause; empty without a configured watch."""
+        if not self.configured or self.is_current:
+            return ""
+        return f"the pods of the API server are not current: {proof_problem(self.state, self._clock.monotonic_s())}"
+
+    def warn(self, warnings: list[str]) -> None:
+        """Add a warning while the pods are not current, and a warning if pods are malformed."""
+        if outdated := self.outdated:
+            warnings.append(outdated)
+        if self.configured and self.state.truncated:
+            warnings.append(f"pods watched at the API server are truncated: {TRUNCATED}")
+        malformed = [each.malformed for each in self.pods if each.malformed]
+        if malformed:
+            more = f" and {len(malformed) - 1} more" if len(malformed) > 1 else ""
+            warnings.append(f"malformed pod in the API server's list, kept: {malformed[0]}{more}")
+
+    def reset(self) -> None:
+        """Discard the pods and the address, such as after the watch was disabled."""
+        self.address, self.state = "", WatchState()
+
+
+def list_address(node: str) -> str:
+    """Return the address of a node's pod list at the API server, for display."""
+    return f"API server, pods of {node}"
+
+
+def restore_pods(watched: WatchedPods, directory: Path, configured_name: str) -> None:
+    """Restore the watched pods of an earlier run of the agent, for use until the first list. Blocks.
+
+    Args:
+        watched: receives the restored pods.
+        directory: state directory of the agent.
+        configured_name: name of the node; empty for the host name.
+
+    Raises:
+        StoreError: the stored pods cannot be read.
+    """
+    from nodeagent.pods.watched_file import read_watched_pods  # noqa: PLC0415 - loaded only with a watch
+
+    name = node_name(configured_name)
+    watched.address = list_address(name)
+    stored = read_watched_pods(directory, name)
+    if stored is not None:
+        watched.state = restored(stored.pods, stored.at)

@@ -1,0 +1,218 @@
+"""Loading and validation of the configuration from all its sources; all errors are reported together."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from typing import TYPE_CHECKING, Final, Literal, get_origin
+
+from nodeagent.config.fields import settings_of, value_of
+from nodeagent.config.files import ENVIRONMENT_PREFIX, FOREIGN_PREFIXES, read_files
+from nodeagent.config.validation import InvalidDocumentError, convert
+from nodeagent.errors import ConfigError
+from nodeagent.record import Record, field, replace
+from nodeagent.settings.models import Config
+from nodeagent.settings.reference import toml_value
+from nodeagent.settings.settings import DEFAULT_SOURCE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nodeagent.config.validation import Fault
+    from nodeagent.settings.settings import Origin, Settings
+
+_SERVICE_SUFFIX: Final = re.compile(
+    r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""Suffix of a variable that Kubernetes derives from a Service, after the Service name. Source: Kubernetes, Services."""
+_COMMAND_LINE: Final = "command line"
+_MAX_SHOWN_LENGTH: Final = 80
+
+
+class Loaded(Record):
+    """A valid configuration and its sources.
+
+    Attributes:
+        source: configuration file; ``None`` if no file exists.
+        dropins: drop-in files in the order of reading.
+        origins: source of each value that is not a default, by dotted key.
+    """
+
+    config: Config
+    source: Path | None
+    dropins: tuple[Path, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+
+def load(
+    path: Path | None = None,
+    overrides: Mapping[str, str | int] | None = None,
+    environment: Mapping[str, str] = os.environ,
+    options: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Load and validate the configuration from ``path``, or from the default path if the file exists.
+
+    Later sources override earlier ones: the file, the ``*.toml`` files of the directory ``NAME.d`` beside it in the
+    order of their names, the environment, the command line. Tables are merged, other values are replaced.
+
+    Args:
+        path: configuration file; ``None`` for the default file.
+        overrides: dotted keys from the command line, such as ``image_gc.high_threshold_percent``.
+        environment: variables such as ``NODEAGENT_IMAGE_GC__HIGH_THRESHOLD_PERCENT``.
+        options: command-line option by dotted key, such as ``--high``, for error messages.
+
+    Raises:
+        ConfigError: the configuration is invalid or unreadable; the message has one line per error with source, key,
+            value, cause and allowed form.
+    """
+    source, dropins, document, origins = read_files(path)
+    errors = []
+    for name, text in sorted(environment.items()):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(FOREIGN_PREFIXES):
+            continue
+        try:
+            key = _key_of_variable(name)
+            if not key:
+                continue
+            _put(document, key, _typed(key, text))
+        except ValueError as error:
+            errors.append(f"environment: {name} = {_value(text)}: {error}")
+            continue
+        origins[key] = f"environment: {name}"
+    for key, value in (overrides or {}).items():
+        _put(document, key, value)
+        origins[key] = _COMMAND_LINE
+    try:
+        config = convert(Config, document)
+    except InvalidDocumentError as error:
+        given = {
+            key: f"{options[key]} {value}" for key, value in (overrides or {}).items() if options and key in options
+        }
+        errors += [_error_line(each, source, origins, given, options or {}) for each in error.faults]
+    if errors:
+        raise ConfigError("\n".join(dict.fromkeys(errors)))
+    return Loaded(config, source, dropins, origins)
+
+
+def effective(loaded: Loaded) -> dict[str, tuple[object, str]]:
+    """Return the value and the source of every setting, by dotted key."""
+    return {
+        each.key: (value_of(loaded.config, each), _origin(each.key, loaded.origins) or DEFAULT_SOURCE)
+        for each in settings_of(Config)
+    }
+
+
+def checked(origin: Origin) -> Settings:
+    """Load the configuration of an origin and return its settings.
+
+    Raises:
+        ConfigError: the configuration is invalid; one line per error.
+    """
+    loaded = load(origin.path, dict(origin.overrides))
+    own = loaded.config.settings()
+    found = effective(loaded)
+    return replace(
+        own,
+        dry_run=own.dry_run or origin.dry_run,
+        origin=origin,
+        values=tuple((key, toml_value(value)) for key, (value, _) in found.items()),
+        sources=tuple((key, source) for key, (_, source) in found.items() if source != DEFAULT_SOURCE),
+    )
+
+
+def _key_of_variable(name: str) -> str:
+    """Return the dotted key of an environment variable; empty for a variable of a Kubernetes Service.
+
+    Raises:
+        ValueError: no setting has this variable.
+    """
+    known = {each.key.replace(".", "__").upper(): each.key for each in settings_of(Config)}
+    suffix = name.removeprefix(ENVIRONMENT_PREFIX)
+    if suffix in known:
+        return known[suffix]
+    _, underscore, end = suffix.partition("_")
+    while underscore:
+        if _SERVICE_SUFFIX.fullmatch(end):
+            return ""
+        _, underscore, end = end.partition("_")
+    near = difflib.get_close_matches(suffix, known, n=1)
+    hint = f"; did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else ""
+    raise ValueError(f"unknown variable: write {ENVIRONMENT_PREFIX}SECTION__KEY{hint}")
+
+
+def _typed(key: str, text: str) -> object:
+    """Return the text of a variable parsed as TOML, or unchanged for a text setting; the model validates the value."""
+    kind = next(each.kind for each in settings_of(Config) if each.key == key)
+    if kind is str or get_origin(kind) is Literal:
+        return text
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text  # rejected by the model, with the allowed form
+    return table["value"] if len(table) == 1 else text
+
+
+def _put(document: dict[str, object], key: str, value: object) -> None:
+    *sections, last = key.split(".")
+    table = document
+    for section in sections:
+        inner = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            return  # a value in place of a table is reported by the model
+        table = inner
+    table[last] = value
+
+
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    """Return the source of a key, of the table that contains it, or of the first key in it; empty for a default."""
+    if key in origins:
+        return origins[key]
+    parts = key.split(".")
+    above = next((origins[up] for end in range(len(parts) - 1, 0, -1) if (up := ".".join(parts[:end])) in origins), "")
+    return above or next((where for each, where in origins.items() if each.startswith(f"{key}.")), "")
+
+
+def _error_line(
+    fault: Fault,
+    source: Path | None,
+    origins: Mapping[str, str],
+    given: Mapping[str, str],
+    options: Mapping[str, str],
+) -> str:
+    """Return an error on one line; ``given`` are the options of the command line with their values, by dotted key."""
+    key = ".".join(map(_key, fault.location))
+    where = _origin(key, origins) or (str(source) if source is not None else "defaults")
+    cause = fault.cause
+    if not key or (isinstance(fault.value, dict) and not fault.unknown):
+        return f"{where}: {key or 'configuration'}: {cause}"
+    setting = f"{key} = {_value(fault.value)}"
+    other = next((each for each in options if _sibling(key, each) and f"{each.rpartition('.')[2]} = " in cause), "")
+    if key in given:
+        add = f" ({given[other]})" if other in given else f"; or add {options[other]}" if other else ""
+        return f"{given[key]}: {cause}{add}"
+    if other in given:
+        add = f"; add {options[key]}" if key in options else ""
+        return f"{given[other]}: contradicts {setting} ({where}), which {cause}{add}"
+    return f"{where}: {setting}: {cause}"
+
+
+def _sibling(key: str, other: str) -> bool:
+    return key != other and key.rpartition(".")[0] == other.rpartition(".")[0]
+
+
+def _key(part: int | str) -> str:
+    """Return a key as printable text on one line, for error messages."""
+    text = str(part)
+    return text if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", text) else _value(text)
+
+
+def _value(value: object) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except ValueError:
+        text = str(value)
+    return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."

@@ -1,0 +1,160 @@
+"""Documents of graceful shutdown: the timeline of a shutdown starting now, and the state of the inhibitor lock."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.clock import SystemClock
+from nodeagent.config.paths import RUNTIME_DIRECTORY
+from nodeagent.errors import InhibitorError, StoreError
+from nodeagent.gc.documents.history import NodeStop
+from nodeagent.host.logind_config import read_delay
+from nodeagent.loops.clock_reading import read_clocks
+from nodeagent.loops.pause_file import PauseFile
+from nodeagent.pods.reader import make_pod_reader
+from nodeagent.pods.role import read_role
+from nodeagent.shutdown import documents
+from nodeagent.shutdown.documents import Inhibitor, Phase, ShutdownPlan, ShutdownStatus
+from nodeagent.shutdown.plan.budget import UNLIMITED, DelayLimit, shutdown_budget
+from nodeagent.shutdown.plan.planner import plan_shutdown
+from nodeagent.shutdown.state_file import ShutdownFiles
+from nodeagent.store.history import History
+from nodeagent.units import USEC_INFINITY
+
+if TYPE_CHECKING:
+    from nodeagent.gc.agent import Agent
+    from nodeagent.host.dbus import LogindFacts
+    from nodeagent.host.logind_config import LogindDelay
+    from nodeagent.model import stops as node_stop
+    from nodeagent.model.stops import ShutdownPod
+    from nodeagent.settings.settings import Settings
+
+_WHO: Final = "nodeagent"
+_READ_WITHIN_S: Final = 5.0
+
+
+async def rehearse_shutdown(agent: Agent) -> ShutdownPlan:
+    """Return the timeline of a shutdown that starts now; no pod is stopped.
+
+    Raises:
+        RuntimeUnavailableError: the runtime does not answer.
+    """
+    settings = agent.settings
+    facts, problem = await query_logind()
+    delay = await asyncio.to_thread(read_delay)
+    budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
+    delegated = budget.delegated_because
+    # systemd sets the time limit of the stop hook only during a shutdown, so the configured phases are shown
+    shown_budget = shutdown_budget(settings.shutdown.phases, UNLIMITED) if delegated else budget
+    plan = plan_shutdown(shown_budget, await _pods(agent))
+    warnings = [*((delegated,) if delegated else budget.notes), *delay.warnings]
+    if problem:
+        warnings.append(f"{problem}; the limit is read from logind's files")
+    off = await asyncio.to_thread(off_because, settings)
+    return ShutdownPlan(
+        enabled=not off,
+        off_because=off,
+        dry_run=True,
+        limit=_limit(delay, facts),
+        wanted_s=budget.requested_ms / 1000,
+        granted_s=budget.granted_ms / 1000,
+        scaled=budget.scaled,
+        stops_at_signal=budget.suffices_at_signal,
+        ends_s=plan.ends_ms / 1000,
+        warnings=tuple(warnings),
+        phases=tuple(map(Phase.of, plan.phases)),
+    )
+
+
+async def read_shutdown_status(settings: Settings, limit: int) -> ShutdownStatus:
+    """Return the state of the inhibitor lock and the last ``limit`` stops of the node.
+
+    Raises:
+        StoreError: the history cannot be read.
+    """
+    facts, problem = await query_logind()
+    return await asyncio.to_thread(_status, settings, facts, problem, limit)
+
+
+def _status(settings: Settings, facts: LogindFacts | None, problem: str, limit: int) -> ShutdownStatus:
+    delay = read_delay()
+    off = off_because(settings)
+    delegated = "" if off else shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay)).delegated_because
+    held, because = lock_held(facts, problem)
+    stops: list[node_stop.NodeStop] = list(History(settings.state_directory).read_stops(limit=limit))
+    try:
+        last = ShutdownFiles(settings.state_directory, Path(RUNTIME_DIRECTORY)).read_stop()
+    except StoreError as error:
+        last, because = None, f"{because}; {error}"
+    if last is not None and last.id not in {each.id for each in stops}:
+        stops.insert(0, last)
+    return ShutdownStatus(
+        enabled=not off,
+        off_because=off,
+        inhibitor=Inhibitor(held=held, because=because, preparing=facts.preparing if facts is not None else None),
+        limit=_limit(delay, facts),
+        stops_at_signal=not off and not delegated,
+        warnings=(*((delegated,) if delegated else ()), *delay.warnings),
+        stops=tuple(map(NodeStop.of, stops)),
+    )
+
+
+async def query_logind() -> tuple[LogindFacts | None, str]:
+    """Return logind's state, or ``None`` and the reason for a failed reading."""
+    from nodeagent.host.dbus import read_logind  # noqa: PLC0415 - the bus client is imported only by this command
+
+    try:
+        return await read_logind(deadline_s=_READ_WITHIN_S), ""
+    except InhibitorError as error:
+        return None, f"cannot read logind: {error}"
+
+
+def off_because(settings: Settings) -> str:
+    """Return the reason that graceful shutdown is disabled on this node; empty if it is enabled."""
+    role, paused = read_role(settings.role), PauseFile(settings.state_directory).in_force(read_clocks(SystemClock()))
+    return settings.shutdown_off_because(role.role, role.reason, paused)
+
+
+def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
+    """Return whether logind lists a shutdown delay lock of the agent, and the evidence as text."""
+    if facts is None:
+        return False, problem
+    own_entries = [
+        each
+        for each in facts.inhibitors
+        if each.who == _WHO and each.mode == "delay" and "shutdown" in each.what.split(":")
+    ]
+    if own_entries:
+        return True, f"listed by logind (pid {own_entries[-1].pid})"
+    return False, "not listed by logind; is the daemon running?"
+
+
+def delay_limit(facts: LogindFacts | None, delay: LogindDelay) -> DelayLimit:
+    """Return the delay limit reported by logind; without an answer, the limit in logind's configuration files."""
+    return DelayLimit.of_logind(None if facts is None else facts.limit_us, delay.delay_us, delay.set_by)
+
+
+async def _pods(agent: Agent) -> tuple[ShutdownPod, ...]:
+    await agent.evaluate_role()
+    reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role, watched=agent.watched_pods)
+    try:
+        return (await reader.read(with_usage=False)).shutdown
+    finally:
+        await reader.close()
+
+
+def _limit(delay: LogindDelay, facts: LogindFacts | None) -> documents.DelayLimit:
+    limit_us = facts.limit_us if facts is not None else delay.delay_us
+    return documents.DelayLimit(
+        seconds=_seconds(limit_us),
+        reported_by="logind" if facts is not None else "files",
+        set_by=str(delay.winner.path) if delay.winner is not None else None,
+        in_files_s=_seconds(delay.delay_us),
+        overridden=tuple(str(each.path) for each in delay.overridden),
+    )
+
+
+def _seconds(microseconds: int) -> float | None:
+    return None if microseconds == USEC_INFINITY else microseconds / 1e6
