@@ -30,6 +30,8 @@ _SIGNAL: Final = re.compile(r"[A-Za-z][A-Za-z.]{0,60}")
 _AMOUNT: Final = re.compile(r"[0-9A-Za-z.%+-]{1,40}")
 _LOCAL: Final = ("", "0.0.0.0", "::", "127.0.0.1", "::1", "localhost")  # noqa: S104 - compared, not bound
 _MAX_SHOWN_LENGTH: Final = 80
+_ZERO: Final = re.compile(r"0+(\.0*)?|(0+(\.0*)?[a-zµ]+)+")
+"""A duration of zero. Each number but a single one has a unit: otherwise the time of a match grows exponentially."""
 _DRY_RUN: Final = "dry_run"
 
 
@@ -259,8 +261,7 @@ def _period(key: str, *, for_zero: str) -> Callable[[Given], Iterable[ConvertedF
 
     def convert(given: Given) -> Iterable[ConvertedField]:
         ((name, value),) = given.items()
-        zero = re.fullmatch(r"(0+(\.0*)?[a-zµ]*)+", str(value)) is not None
-        yield ConvertedField(key, for_zero if zero else value, name)
+        yield ConvertedField(key, for_zero if _ZERO.fullmatch(str(value)) else value, name)
 
     return convert
 

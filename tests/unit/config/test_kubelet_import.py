@@ -132,6 +132,25 @@ def test_json_is_accepted_with_any_indentation(indent: str | int | None) -> None
 
 
 @pytest.mark.difference("shutdown-priority-order")
+@pytest.mark.parametrize(
+    ("period", "setting"),
+    [
+        ("0s", "2m"),
+        ("0", "2m"),
+        ("0h0m0.0s", "2m"),
+        ("0h5m", "0h5m"),
+        (f"{'0' * 80}8m0", None),
+        (f"{'0h' * 40}5", None),
+    ],
+    ids=["zero", "no unit", "parts", "minutes", "digits", "units"],
+)
+def test_period_of_zero_is_the_default_of_the_kubelet_and_every_text_is_matched_in_linear_time(
+    period: str, setting: str | None
+) -> None:
+    imported = of(f"podLogsDir: /srv/pods\nimageMinimumGCAge: '{period}'\n")
+    assert values(imported).get("image_gc.minimum_age") == setting
+
+
 def test_phases_by_priority_are_sorted() -> None:
     imported = of(
         "shutdownGracePeriod: 0s\nshutdownGracePeriodByPodPriority:\n"
