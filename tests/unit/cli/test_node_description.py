@@ -117,7 +117,7 @@ def test_taints_and_cordon_are_those_of_the_stored_object_of_this_machine(
     warning: str,
 ) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda *_: own)
     authority = Authority(tmp_path / "authority")
     authority.issue("server")
     server = ApiServer()

@@ -42,7 +42,7 @@ class ChangedServer(ApiServer):
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> ChangedServer:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda *_: own)
     server = ChangedServer()
     annotations = {"nodeagent.dev/registered": "created", "nodeagent.dev/cordoned": "no-kubelet"}
     status = {"nodeInfo": {"machineID": "m", "systemUUID": "u"}, "conditions": [READY, {"type": OWN, "status": "True"}]}

@@ -116,7 +116,7 @@ def test_purge_without_files_changes_nothing(tmp_path: Path) -> None:
 
 def test_every_file_of_the_stores_is_recognised_as_own() -> None:
     named = {"pass.lock", "holds.lock"}
-    for module in (CHECKOUT / "nodeagent/store").glob("*.py"):
+    for module in (CHECKOUT / "nodeagent").rglob("*.py"):
         named |= set(re.findall(r'^[A-Z_]*FILE(?:_NAME)?: Final = "([^"]+)"', module.read_text(), re.MULTILINE))
     assert {"nodeagent.db", "history.db", "holds.json"} <= named
     assert named <= {Path(name).name for name in OWN}

@@ -48,7 +48,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda *_: own)
 
 
 async def finding(
@@ -299,7 +299,7 @@ async def test_pods_are_listed_and_the_node_object_compared_with_this_machine(
     fix: str,
 ) -> None:
     own = Machine("node-1", machine_id=own_id, system_uuid="u")
-    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda *_: own)
     server = ApiServer()
     server.pods.put(pod("a"))
     if machine_id is not None:

@@ -35,7 +35,7 @@ _LOGGED = re.compile(
 def logged() -> set[str]:
     """Return the events that the daemon logs above debug level."""
     events = set()
-    for path in (ROOT / "nodeagent/daemon").rglob("*.py"):
+    for path in (ROOT / "nodeagent").rglob("*.py"):
         for match in _LOGGED.finditer(path.read_text()):
             events |= {name for name in match.groups() if name}
     return events

@@ -35,7 +35,7 @@ KUBELET = [
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda *_: own)
     monkeypatch.setattr(ConditionsTask, "poll_s", 0.01)
 
 

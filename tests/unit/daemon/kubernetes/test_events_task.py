@@ -40,7 +40,6 @@ EVICTED = {**POD, "took_s": 1.5, "why": "low", "message": MESSAGE}
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> ApiServer:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
     monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda *_: own)
     monkeypatch.setattr("nodeagent.cluster.events.EVENT_POLL_S", 0.01)
     monkeypatch.setattr(EventsTask, "poll_s", 0.01)

@@ -35,7 +35,7 @@ TERMINATED = {"name": "app", "state": {"terminated": {"exitCode": 137, "finished
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda *_: own)
     for name in ("poll_s", "list_interval_s", "between_deletions_s"):
         monkeypatch.setattr(FailedPodsTask, name, 0.01)
 

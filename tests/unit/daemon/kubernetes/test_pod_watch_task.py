@@ -56,7 +56,7 @@ def server() -> ApiServer:
 async def test_pods_are_watched_and_stored_and_a_reload_ends_the_watch(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ApiServer
 ) -> None:
-    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: OWN)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda *_: OWN)
     stream = io.StringIO()
     with serving_api(server, partial(authority.server_context, "server")) as url:
         settings = watching(authority, url, tmp_path)

@@ -54,7 +54,7 @@ class ContestedServer(ApiServer):
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Machine("node-1", machine_id="m", system_uuid="u")
-    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda: own)
+    monkeypatch.setattr("nodeagent.cluster.facts.read_machine", lambda *_: own)
     monkeypatch.setattr(TaintsTask, "poll_s", 0.01)
 
 
