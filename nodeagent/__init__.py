@@ -26,10 +26,10 @@ Three typical changes, with the files to edit:
 An eviction signal
     ``model/pressure.py`` (member of ``Signal``), ``eviction/plan/thresholds.py`` (unit, resource and node condition),
     ``eviction/kernel_signals.py`` (its reading), ``eviction/settings.py`` (its name in the configuration reference),
-    ``tests/unit/host/test_signals.py``. Thresholds, status and metrics need no change.
+    ``tests/unit/eviction/test_kernel_signals.py``. Thresholds, status and metrics need no change.
 A keep rule for images
     ``model/reason_codes.py`` (reason code and sentence), ``gc/plan/keep_rules.py`` (the rule, at its precedence),
-    ``gc/plan/explanation.py`` (condition of a later removal), ``tests/unit/plan/gc/test_image_keep_rules.py``.
+    ``gc/plan/explanation.py`` (condition of a later removal), ``tests/unit/gc/plan/test_image_keep_rules.py``.
     For a separate setting: a field of ``ProtectionPolicy`` and the option in ``gc/settings.py``.
 A column in a list
     ``gc/documents/lists.py`` (field of the document), ``cli/list_views.py`` (column of the table),

@@ -25,7 +25,7 @@ from tests.support.certificates import Authority
 from tests.support.command import nodeagent
 from tests.support.terminal import in_pipe
 from tests.unit.builders import image_filesystem
-from tests.unit.plan.test_node_status import FACTS, NOW, POLICY
+from tests.unit.cluster.plan.test_node_status import FACTS, NOW, POLICY
 
 if TYPE_CHECKING:
     from pathlib import Path

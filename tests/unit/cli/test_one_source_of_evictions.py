@@ -26,10 +26,10 @@ from tests.sim.clock import START
 from tests.sim.node import SimNode
 from tests.unit.cli.test_one_source import SEEDS, rows_of
 from tests.unit.control_node import Node, say, serving
-from tests.unit.daemon.eviction.eviction_node import Clock, run_pass
-from tests.unit.daemon.eviction.eviction_node import Node as EvictionNode
-from tests.unit.plan.eviction.cases import disk, pod
-from tests.unit.plan.eviction.test_eviction_properties import FLAWS
+from tests.unit.eviction.eviction_node import Clock, run_pass
+from tests.unit.eviction.eviction_node import Node as EvictionNode
+from tests.unit.eviction.plan.cases import disk, pod
+from tests.unit.eviction.plan.test_eviction_properties import FLAWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
