@@ -16,7 +16,7 @@ from nodeagent.cli.reading import ask
 from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
-from nodeagent.daemon.config_documents import EffectiveConfig
+from nodeagent.daemon.control_documents import EffectiveConfig
 from nodeagent.doctor.plan.metrics import OPEN_FIX, OPEN_LISTENER
 from nodeagent.errors import ConfigError, UsageError
 from nodeagent.eviction.plan.thresholds import MEANINGS

@@ -12,8 +12,7 @@ from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say
-from nodeagent.daemon.control_documents import Paused, Resumed, Triggered
-from nodeagent.daemon.reload_document import Reload
+from nodeagent.daemon.control_documents import Paused, Reload, Resumed, Triggered
 from nodeagent.errors import UsageError
 from nodeagent.loops.pause_file import LONGEST_PAUSE_S
 from nodeagent.text import escape
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nodeagent.daemon.reload_document import Effect
+    from nodeagent.daemon.control_documents import Effect
 
 _TRIGGER_WITHIN_S: Final = 960.0
 _RELOAD_WITHIN_S: Final = 90.0

@@ -15,7 +15,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.config.files import UNTRUSTED
-from nodeagent.daemon import diagnostics
+from nodeagent.daemon import control_documents as diagnostics
 from nodeagent.doctor.plan.node import Finding, Verdict
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in

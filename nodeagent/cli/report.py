@@ -16,10 +16,9 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import warn
 from nodeagent.cli.reading import ask, print_document, read_node
 from nodeagent.cli.table import Heading, Table, size_cell
-from nodeagent.daemon.diagnostics import Finding
+from nodeagent.daemon.control_documents import Finding
 from nodeagent.daemon.documents import Status
-from nodeagent.daemon.fleet import Fleet
-from nodeagent.daemon.report_document import NodeReport
+from nodeagent.daemon.report_document import Fleet, NodeReport
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_time
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from nodeagent.cli.source import Source
-    from nodeagent.daemon.fleet import FleetGroup, FleetNode
-    from nodeagent.daemon.report_document import PlannedRemovals
+    from nodeagent.daemon.report_document import FleetGroup, FleetNode, PlannedRemovals
     from nodeagent.gc.agent import Agent
 
 _WIDE: Final = 100

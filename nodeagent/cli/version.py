@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nodeagent import __version__
 from nodeagent.cli.output import say
 from nodeagent.cli.reading import print_document, read
-from nodeagent.daemon.diagnostics import Version
+from nodeagent.daemon.control_documents import Version
 
 if TYPE_CHECKING:
     from nodeagent.cli.source import Source

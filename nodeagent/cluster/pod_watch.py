@@ -241,7 +241,7 @@ class PodWatchTask(SessionTask):
         from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
         from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
         from nodeagent.pods.pod_api import PodApi, PodWatch  # noqa: PLC0415
-        from nodeagent.pods.watched_file import write_watched_pods  # noqa: PLC0415
+        from nodeagent.pods.watched import write_watched_pods  # noqa: PLC0415
 
         access, name = settings.kubernetes.access, node_name(settings.kubelet.node_name)
         if access is None:

@@ -1,9 +1,21 @@
-"""Documents of the control API's own operations: pause, resume, trigger."""
+"""Documents of single operations: pause, resume, trigger, reload, version, doctor, configuration."""
 
 from __future__ import annotations
 
-from nodeagent.api.codec import Document, Time
+from typing import TYPE_CHECKING
+
+from nodeagent import __version__
+from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.common import Reason
+from nodeagent.gc.documents.passes import Decision
+from nodeagent.model.decision import ItemKind
 from nodeagent.schemas import SchemaId
+from nodeagent.settings.settings import DEFAULT_SOURCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nodeagent.model import RuntimeInfo
 
 
 class Paused(Document, frozen=True, kw_only=True, tag=SchemaId.PAUSED.value):
@@ -33,3 +45,130 @@ class Triggered(Document, frozen=True, kw_only=True, tag=SchemaId.TRIGGER.value)
     result: str
     detail: str
     dry_run: bool | None = None
+
+
+class Setting(Part, frozen=True, kw_only=True):
+    """A value in TOML and its source: a file, an environment variable or ``default``."""
+
+    value: str
+    source: str
+
+
+class EffectiveConfig(Document, frozen=True, kw_only=True, tag=SchemaId.CONFIG.value):
+    """All settings by key, such as ``image_gc.high_threshold_percent``."""
+
+    settings: dict[str, Setting]
+
+    @classmethod
+    def of(cls, values: Iterable[tuple[str, str]], sources: Mapping[str, str]) -> EffectiveConfig:
+        """Return the document of all settings; a setting without a source has its default."""
+        return cls(
+            settings={key: Setting(value=value, source=sources.get(key, DEFAULT_SOURCE)) for key, value in values}
+        )
+
+
+class RuntimeVersion(Part, frozen=True, kw_only=True):
+    """Name and version of the container runtime."""
+
+    name: str
+    version: str
+    api_version: str
+    endpoint: str
+
+
+class Version(Document, frozen=True, kw_only=True, tag=SchemaId.VERSION.value):
+    """The versions of nodeagent and of the container runtime."""
+
+    nodeagent: str
+    runtime: RuntimeVersion
+
+    @classmethod
+    def of(cls, info: RuntimeInfo) -> Version:
+        """Return the document of the agent's version and a runtime's version."""
+        runtime = RuntimeVersion(
+            name=info.name, version=info.version, api_version=info.api_version, endpoint=info.endpoint
+        )
+        return cls(nodeagent=__version__, runtime=runtime)
+
+
+class Finding(Part, frozen=True, kw_only=True):
+    """The result of one check; ``fix`` is empty if no action is required."""
+
+    check: str
+    verdict: str
+    evidence: str
+    fix: str
+
+
+class Doctor(Document, frozen=True, kw_only=True, tag=SchemaId.DOCTOR.value):
+    """The findings of all checks."""
+
+    findings: tuple[Finding, ...]
+
+
+class KindCount(Part, frozen=True, kw_only=True):
+    """Number and predicted bytes of the removals of one kind of item."""
+
+    kind: ItemKind
+    items: int
+    frees_bytes: int
+
+
+class MetThreshold(Part, frozen=True, kw_only=True):
+    """A threshold that is met and acted on after the reload."""
+
+    text: str
+    hard: bool
+    grace_s: Number
+
+
+class EvictedPod(Part, frozen=True, kw_only=True):
+    """A pod that is evicted after the reload."""
+
+    uid: str
+    namespace: str
+    name: str
+    reason: Reason
+
+
+class Effect(Part, frozen=True, kw_only=True):
+    """The removals and evictions caused by a reload.
+
+    Attributes:
+        known: whether the complete effect is known; otherwise ``problem`` is the cause.
+        first: the first removals, in order of execution; ``items`` is the number of all removals.
+        pods: the pods evicted first.
+    """
+
+    known: bool
+    problem: str
+    items: int
+    frees_bytes: int
+    kinds: tuple[KindCount, ...]
+    first: tuple[Decision, ...]
+    thresholds: tuple[MetThreshold, ...]
+    pods: tuple[EvictedPod, ...]
+
+
+class Grace(Part, frozen=True, kw_only=True):
+    """The reload grace period; ``until`` is ``None`` while a pause suspends it."""
+
+    seconds: Number
+    until: Time | None
+
+
+class Reload(Document, frozen=True, kw_only=True, tag=SchemaId.RELOAD.value):
+    """The outcome of a reload, or of its preview.
+
+    Attributes:
+        applied: whether the settings are in force.
+        changes: changed settings, one line each.
+        effect: removals and evictions caused by the changes; ``None`` without a change.
+        grace: the reload grace period; ``None`` outside a grace period.
+    """
+
+    applied: bool
+    changes: tuple[str, ...]
+    dry_run: bool
+    effect: Effect | None = None
+    grace: Grace | None = None

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.common import Reason
-from nodeagent.daemon import reload_document as reload
-from nodeagent.daemon.reload_document import EvictedPod, Grace, KindCount, MetThreshold, Reload
+from nodeagent.daemon import control_documents as reload
+from nodeagent.daemon.control_documents import EvictedPod, Grace, KindCount, MetThreshold, Reload
 from nodeagent.daemon.reload_effect import SHOWN, Effect, threshold_text
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction.plan.local_storage import has_limit

@@ -45,7 +45,7 @@ from nodeagent.loops.reload_grace import restore_grace
 from nodeagent.loops.unix_signals import handled
 from nodeagent.record import replace
 from nodeagent.runtime.connection import check_permission
-from nodeagent.settings.last_settings import write_last_settings
+from nodeagent.settings.standby import write_last_settings
 from nodeagent.shutdown.task import InhibitorTask
 from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe
 

@@ -10,15 +10,13 @@ from nodeagent.api.codec import encode_line
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction import LOOP_NAME, documents
 from nodeagent.eviction.actions import Monitors, PassActions
-from nodeagent.eviction.cache_reclaimer import CgroupCacheReclaimer
 from nodeagent.eviction.consumers import find_consumers
 from nodeagent.eviction.container_removal import CriContainerCleaner
-from nodeagent.eviction.effect_file import EvictionFile
-from nodeagent.eviction.effects import OutstandingEffects
+from nodeagent.eviction.effects import EvictionFile, OutstandingEffects
 from nodeagent.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult
 from nodeagent.eviction.image_observation import ImageObservation
 from nodeagent.eviction.loop import EvictionLoop
-from nodeagent.eviction.page_cache import PageCache
+from nodeagent.eviction.page_cache import CgroupCacheReclaimer, PageCache
 from nodeagent.eviction.plan.state import suspended
 from nodeagent.eviction.pod_monitor import OomKillMonitor, PodMonitor
 from nodeagent.eviction.reclaimer import Reclaimer

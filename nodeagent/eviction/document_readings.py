@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.eviction.documents import EvictionPreview
-from nodeagent.eviction.effect_file import EvictionFile
+from nodeagent.eviction.effects import EvictionFile
 from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.eviction.plan.planner import plan_eviction
 from nodeagent.eviction.plan.relief import SAMPLE_EVERY_S, UsageSample

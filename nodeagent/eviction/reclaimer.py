@@ -8,7 +8,7 @@ from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnsupporte
 from nodeagent.eviction.plan.reclaim import ReclaimAction, on_device, until_freed
 from nodeagent.gc.outcomes import Outcome
 from nodeagent.gc.pass_state import Preview
-from nodeagent.gc.plan.image_origin import Irreplaceable
+from nodeagent.gc.plan.image_protection import Irreplaceable
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.planner import plan_containers
 from nodeagent.gc.plan.policy import Scope

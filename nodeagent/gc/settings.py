@@ -19,8 +19,7 @@ from nodeagent.config.fields import (
     about,
     form,
 )
-from nodeagent.gc.plan.image_origin import Irreplaceable
-from nodeagent.gc.plan.image_protection import RULE_FORM, ProtectionPolicy, parse_rule
+from nodeagent.gc.plan.image_protection import RULE_FORM, Irreplaceable, ProtectionPolicy, parse_rule
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from nodeagent.units import parse_bytes, parse_duration_s
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.errors import ConfigError
+from nodeagent.errors import ConfigError, StoreError
+from nodeagent.files import read_file, replace_file
 from nodeagent.record import replace
 from nodeagent.settings.loading import effective, load
 from nodeagent.settings.models import Config
@@ -51,3 +52,24 @@ def standby_settings(
         invalid_because=str(problem),
         standby_source="defaults" if loaded is None else str(path),
     )
+
+
+FILE_NAME: Final = "last-settings.toml"
+_HEADING: Final = "# The last valid settings, for graceful shutdown while the configuration is invalid. Do not edit.\n"
+
+
+def write_last_settings(settings: Settings) -> None:
+    """Write all settings as TOML to the state directory, unless the file already contains these settings.
+
+    Raises:
+        StoreError: the file cannot be written; the previous file is kept.
+    """
+    path = settings.state_directory / FILE_NAME
+    text = _HEADING + "".join(f"{key} = {value}\n" for key, value in settings.values)
+    try:
+        if path.exists() and read_file(path) == text:
+            return
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        replace_file(path, text)
+    except (OSError, UnicodeError) as error:
+        raise StoreError(f"cannot write {path}: {error}") from error

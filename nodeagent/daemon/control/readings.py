@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent import __version__
 from nodeagent.api.codec import encode_line, plain
-from nodeagent.daemon.config_documents import EffectiveConfig, Setting
 from nodeagent.daemon.control.requested_pass import require_agent
 from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope, run_exclusively
-from nodeagent.daemon.diagnostics import Version
+from nodeagent.daemon.control_documents import EffectiveConfig, Setting, Version
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
 from nodeagent.daemon.status import (

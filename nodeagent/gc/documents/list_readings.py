@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nodeagent.errors import ObservationError
 from nodeagent.gc.documents import lists
 from nodeagent.gc.documents.lists import LayerStack, list_header
-from nodeagent.gc.plan.image_origin import describe_origins
+from nodeagent.gc.plan.image_protection import describe_origins
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import ItemKind
 from nodeagent.pods.plan.deletion import check_pods

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.gc.plan.image_origin import Irreplaceable, describe_origins, irreplaceable_images
+from nodeagent.gc.plan.image_protection import Irreplaceable, describe_origins, irreplaceable_images
 from nodeagent.gc.plan.image_selection import unused_since
 from nodeagent.gc.plan.image_targets import ledger_for
 from nodeagent.gc.plan.image_users import ImageIndex, find_users

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from nodeagent.gc.plan.image_origin import removal_reason
+from nodeagent.gc.plan.image_protection import removal_reason
 from nodeagent.gc.plan.image_targets import ledger_for
 from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.record import replace

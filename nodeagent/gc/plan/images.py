@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.consistency import withheld
-from nodeagent.gc.plan.image_origin import Irreplaceable, irreplaceable_images, origin_warning, with_last_reasons
+from nodeagent.gc.plan.image_protection import Irreplaceable, irreplaceable_images, origin_warning, with_last_reasons
 from nodeagent.gc.plan.image_selection import Selection, in_order_of_use
 from nodeagent.gc.plan.image_targets import collected_filesystems
 from nodeagent.gc.plan.image_users import find_users

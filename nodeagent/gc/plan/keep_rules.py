@@ -13,8 +13,14 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.gc.plan.image_origin import origin_keep_reasons
-from nodeagent.gc.plan.image_protection import DIGEST_PREFIXES, Matcher, ProtectionRule, RuleKind, parse_rule
+from nodeagent.gc.plan.image_protection import (
+    DIGEST_PREFIXES,
+    Matcher,
+    ProtectionRule,
+    RuleKind,
+    origin_keep_reasons,
+    parse_rule,
+)
 from nodeagent.gc.plan.image_users import find_users, in_use_reason, is_named_like_pause
 from nodeagent.last_result import keep_last_result
 from nodeagent.model.decision import NO_FAILURES, Reason, ReasonCode

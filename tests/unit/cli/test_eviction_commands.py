@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.clock import SystemClock
-from nodeagent.eviction.effect_file import EvictionFile
+from nodeagent.eviction.effects import EvictionFile
 from nodeagent.eviction.plan.effects import OutstandingEffect
 from nodeagent.eviction.plan.reclaim import Shortage
 from nodeagent.host.node import boot_id

@@ -13,7 +13,7 @@ import pytest
 
 from nodeagent.api.requests import ExplainRequest, PlanRequest
 from nodeagent.cli.table import age, size_cell
-from nodeagent.gc.plan.image_origin import Irreplaceable, irreplaceable_images
+from nodeagent.gc.plan.image_protection import Irreplaceable, irreplaceable_images
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import LIMITS, Scope
 from nodeagent.model import ContainerState, NodeSnapshot

@@ -15,7 +15,7 @@ from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError, StoreError
 from nodeagent.loops.passes import Activity
 from nodeagent.model.kubernetes import Machine
-from nodeagent.pods.watched_file import FILE_NAME, MAX_BYTES, read_watched_pods, write_watched_pods
+from nodeagent.pods.watched import FILE_NAME, MAX_BYTES, read_watched_pods, write_watched_pods
 from nodeagent.settings.models import Config
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, ApiServer, serving_api

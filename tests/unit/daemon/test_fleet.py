@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.api.codec import decode, encode, encode_line
-from nodeagent.daemon.fleet import Fleet, FleetGroup
-from nodeagent.daemon.report_document import NodeReport, PlannedPass, PlannedRemovals
+from nodeagent.daemon.report_document import Fleet, FleetGroup, NodeReport, PlannedPass, PlannedRemovals
 from nodeagent.gc.documents.passes import Preview
 from nodeagent.gc.pass_state import plans_for
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope

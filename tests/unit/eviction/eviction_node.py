@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from nodeagent.eviction.actions import EvictionRecord
     from nodeagent.eviction.api_evictor import RoleEvictor
-    from nodeagent.eviction.effect_file import EvictionFile
+    from nodeagent.eviction.effects import EvictionFile
     from nodeagent.eviction.image_observation import ImageObservation
     from nodeagent.eviction.page_cache import PageCache
     from nodeagent.eviction.plan.effects import Victim

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.errors import StoreError
-from nodeagent.eviction.effect_file import FILE_NAME, EvictionFile
+from nodeagent.eviction.effects import FILE_NAME, EvictionFile
 from nodeagent.eviction.plan.effects import OutstandingEffect, Victim
 from nodeagent.eviction.plan.reclaim import Shortage
 from nodeagent.model.pressure import Signal

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.eviction.container_removal import CleanupResult
-from nodeagent.eviction.effect_file import EvictionFile
+from nodeagent.eviction.effects import EvictionFile
 from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.eviction.plan.state import suspended
 from nodeagent.host.node import boot_id

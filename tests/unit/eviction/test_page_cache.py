@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.eviction.page_cache import PageCache
-from nodeagent.eviction.plan.cache_reclaim import PodCache
 from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.reclaim import PodCache
 from nodeagent.host.cgroups import CgroupCache
 from tests.unit.builders import MIB
 from tests.unit.eviction.eviction_node import Node, run_pass

@@ -10,8 +10,7 @@ import pytest
 
 from nodeagent._proto.runtime.v1 import api_pb2
 from nodeagent.gc.outcomes import Outcome
-from nodeagent.gc.plan.image_origin import Irreplaceable
-from nodeagent.gc.plan.image_protection import ProtectionPolicy
+from nodeagent.gc.plan.image_protection import Irreplaceable, ProtectionPolicy
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.record import replace
 from tests.sim.store import Lease

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import StoreError
-from nodeagent.loops.mode_file import ModeFile
+from nodeagent.loops.reload_grace import ModeFile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import ConfigError
-from nodeagent.eviction.effect_file import EvictionFile
+from nodeagent.eviction.effects import EvictionFile
 from nodeagent.gc.documents.history import History as HistoryDocument
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.saved_plan import parse_plan
-from nodeagent.loops.mode_file import ModeFile
 from nodeagent.loops.pause_file import PauseFile
+from nodeagent.loops.reload_grace import ModeFile
 from nodeagent.model import ImageUsage
 from nodeagent.model.stops import LastActivity, StopEnd
 from nodeagent.record import replace

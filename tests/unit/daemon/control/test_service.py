@@ -13,9 +13,7 @@ from nodeagent.api import requests as api
 from nodeagent.api.codec import Document, decode, encode
 from nodeagent.api.operations import OPERATIONS, Access
 from nodeagent.cli.status_view import status_view
-from nodeagent.daemon.config_documents import EffectiveConfig
-from nodeagent.daemon.control_documents import Paused, Resumed
-from nodeagent.daemon.diagnostics import Version
+from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, Version
 from nodeagent.daemon.documents import Status
 from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.eviction.pod_documents import PodUsage

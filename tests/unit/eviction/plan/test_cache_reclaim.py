@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.eviction.plan.cache_reclaim import (
+from nodeagent.eviction.plan.reclaim import (
     MAX_STEP_BYTES,
     CacheStep,
     PodCache,

@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.gc.plan.image_origin import Irreplaceable
-from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.gc.plan.image_protection import Irreplaceable, ProtectionPolicy, parse_rule
 from nodeagent.gc.plan.image_users import find_users
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.keep_rules import KEEP_RULES, first_keep_reasons, keep_context, keep_reasons

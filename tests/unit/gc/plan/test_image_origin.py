@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.gc.plan.image_origin import Irreplaceable, irreplaceable_images
-from nodeagent.gc.plan.image_protection import ProtectionPolicy
+from nodeagent.gc.plan.image_protection import Irreplaceable, ProtectionPolicy, irreplaceable_images
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.model import Image, NodeSnapshot
