@@ -1,10 +1,11 @@
-"""The eviction loop: composition, passes, outstanding effects, and OOM kills of the kernel.
+"""Pod eviction: one pod at a time for a shortage that its eviction helps to end, and the reclaim before it.
 
-``composition`` composes the loop. ``loop`` schedules passes, at an interval that depends on the distance to the
-thresholds and immediately when a PSI trigger fires. ``eviction_pass`` is one pass: it evicts at most one pod, and no
-pod for a resource with an outstanding effect of an earlier action. Its two actions are ``node_reclaim`` and
-``pod_eviction``, each followed by ``effect_wait``. ``signal_monitor`` and ``pod_monitor`` read the node;
-``pod_measurement`` and ``image_observation`` begin during reclaim if space runs out; ``reporting`` logs.
+``plan`` decides: which threshold, which reclaim steps, which pod, with a reason for every pod that is kept. ``loop``
+schedules passes, at an interval that depends on the distance to the thresholds and immediately when a PSI trigger
+fires; ``signal_monitor`` and ``pod_monitor`` read the node. ``eviction_pass`` is one pass: it evicts at most one pod,
+and no pod for a resource with an outstanding effect of an earlier action (``effects``). Its two actions are
+``node_reclaim`` and ``pod_eviction``; a pod is stopped through the runtime (``evictor``) or the API server
+(``api_evictor``). ``composition`` composes the loop from the settings, ``reporting`` logs.
 
 Rejected: a task for each threshold, since two tasks could evict two pods for one shortage.
 """

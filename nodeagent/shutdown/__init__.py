@@ -1,6 +1,7 @@
-"""Graceful node shutdown: the inhibitor lock, the shutdown itself, the stop hook of the unit, and the pod cache.
+"""Graceful node shutdown: the inhibitor lock, the shutdown itself, the stop hook of the unit, and the list of pods.
 
-The decisions are a pure state machine in :mod:`nodeagent.shutdown.plan.inhibitor`; this package carries out its
-commands. The pod cache has the last list of pods, since the kubelet may have stopped before the shutdown. The stop hook
-covers a shutdown without a granted delay (``InhibitDelayMaxSec=0``) and a shutdown that logind did not signal.
+The decisions are pure: a state machine (``plan.inhibitor``), the time of each phase (``plan.budget``) and the order of
+the pods (``plan.planner``). ``session`` carries out the commands of the state machine. ``pods`` has the last list of
+pods, since the kubelet may have stopped before the shutdown. ``stop_hook`` covers a shutdown without a granted delay
+(``InhibitDelayMaxSec=0``) and a shutdown that logind did not signal.
 """

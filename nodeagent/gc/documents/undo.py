@@ -200,7 +200,7 @@ def encode_saved_plan(preview: GCPreview, *, node: str, expires_at: datetime, ag
     """Return the document of a plan to save.
 
     The document is not a struct, since its id is a digest of exactly these keys and values. The decoder is in
-    ``plan.gc.saved_plan``.
+    ``gc.plan.saved_plan``.
     """
     snapshot = preview.snapshot
     decisions = [each for plan in preview.plans for each in plan.decisions]

@@ -2,7 +2,7 @@
 
 With an incomplete list, used images appear unused and active pods appear deleted. A mismatch is only a suspicion at
 first, since the lists are read one after the other while the node changes. The observer confirms a suspicion by a
-second listing and by the CRI status of the objects concerned (``observe.list_check``).
+second listing and by the CRI status of the objects concerned (``gc.snapshot.lists``).
 """
 
 from __future__ import annotations
