@@ -120,9 +120,8 @@ def space_needed(status: ThresholdStatus, rate: float | None = 0.0) -> SpaceNeed
     """Return the space that node-level reclaim is to free for a filesystem threshold: its shortfall.
 
     ``rate`` is the measured consumption per second, in the unit of the signal; ``None`` if unknown: no freed space is
-    then known to end the shortage. The growth of the shortage in
-    ``GROWTH_S`` does not increase the shortfall, but an image that cannot be pulled again is not removed if it consumes
-    the freed space.
+    then known to end the shortage. The growth of the shortage in ``GROWTH_S`` does not increase the shortfall, but an
+    image that cannot be pulled again is not removed if it consumes the freed space.
     """
     if rate is None:
         rate = 0.0 if status.observation is None else status.observation.capacity
