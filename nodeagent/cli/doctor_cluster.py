@@ -8,7 +8,7 @@ from nodeagent.cli.session import run_async
 from nodeagent.clock import SystemClock
 from nodeagent.cluster.plan.rules import SETTINGS
 from nodeagent.cluster.plan.workloads import IN_CLUSTER
-from nodeagent.doctor.plan.api_access import CHECK, check_api_access, check_pod_access
+from nodeagent.doctor.plan.api_access import API_CHECK, check_api_access, check_pod_access
 from nodeagent.doctor.plan.node import Finding, Verdict
 from nodeagent.host.node import node_name
 
@@ -28,7 +28,7 @@ def cluster_findings(settings: Settings) -> Iterator[Finding]:
     name = node_name(settings.kubelet.node_name)
     used = [each for each in SETTINGS if getattr(settings.kubernetes, each)]
     if not used:
-        yield Finding(CHECK, Verdict.SKIPPED, f"no setting uses the API server: {', '.join(SETTINGS)}")
+        yield Finding(API_CHECK, Verdict.SKIPPED, f"no setting uses the API server: {', '.join(SETTINGS)}")
         return
     facts = run_async(read_api_access(access, name, used))
     yield check_api_access(

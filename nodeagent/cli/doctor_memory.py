@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.clock import SystemClock
 from nodeagent.doctor.host_facts import read_writable_cgroups
-from nodeagent.doctor.plan.memory import CHECK, check_cache_reclaim, check_memory_thresholds
+from nodeagent.doctor.plan.memory import MEMORY_CHECK, check_cache_reclaim, check_memory_thresholds
 from nodeagent.doctor.plan.node import Finding, Verdict
 from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
 from nodeagent.model import Role
@@ -28,7 +28,7 @@ def memory_finding(settings: Settings, root: Path) -> Finding:
     )
     reading = next((each for each in observations if each.signal is Signal.MEMORY_AVAILABLE), None)
     if reading is None:
-        return Finding(CHECK, Verdict.SKIPPED, "; ".join(unread))
+        return Finding(MEMORY_CHECK, Verdict.SKIPPED, "; ".join(unread))
     estimate = eviction.kernel_estimate or eviction.memory_source is MemorySource.MEM_AVAILABLE
     return check_memory_thresholds(eviction.thresholds, reading, kernel_estimate=estimate)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from typing import TYPE_CHECKING
 
 from nodeagent.config.paths import CONFIG_FILE, CONTROL_SOCKET
 from nodeagent.errors import ConfigError
 
-TYPE_CHECKING = False  # not imported from typing, since a command sends its request before slow imports
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 

@@ -18,8 +18,9 @@ from nodeagent.record import Record
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nodeagent.gc.pass_state import Observer, Preview
+    from nodeagent.gc.pass_state import Preview
     from nodeagent.gc.plan.policy import Scope
+    from nodeagent.gc.snapshot.node import Observer
     from nodeagent.settings.settings import Settings
 
 

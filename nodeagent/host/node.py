@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Final
 
-_ROOT = Path("/")
+_ROOT: Final = Path("/")
 
 
 def boot_id(root: Path = _ROOT) -> str:

@@ -21,18 +21,18 @@ def expiry(pem: bytes) -> datetime | None:
     if found is None:
         return None
     try:
-        certificate = _content(base64.b64decode(found[1]), _SEQUENCE)
-        fields = _content(certificate, _SEQUENCE)
+        certificate = _der_content(base64.b64decode(found[1]), _SEQUENCE)
+        fields = _der_content(certificate, _SEQUENCE)
         if fields[0] == _VERSION:
             fields = _skip(fields)
         for _ in range(3):
             fields = _skip(fields)
-        return _time(_skip(_content(fields, _SEQUENCE)))
+        return _time(_skip(_der_content(fields, _SEQUENCE)))
     except (ValueError, IndexError, binascii.Error):
         return None
 
 
-def _content(data: bytes, tag: int) -> bytes:
+def _der_content(data: bytes, tag: int) -> bytes:
     """Return the content of the first DER element.
 
     Raises:

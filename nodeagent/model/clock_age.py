@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nodeagent.model.decision import Reason, ReasonCode
 
 if TYPE_CHECKING:
-    from nodeagent.model import ClockTrust
+    from nodeagent.model.clock_trust import ClockTrust
     from nodeagent.model.decision import Detail
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Walk(Protocol):
         """Release the resources of a walk before its end."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class QueuedWalk:
     """A walk and its state.
 
@@ -47,7 +47,7 @@ class QueuedWalk:
     """
 
     walk: Walk
-    started_s: float = field(default_factory=time.monotonic)
+    started_s: float = dataclasses.field(default_factory=time.monotonic)
     turn_s: float | None = None
     ended_s: float | None = None
     cancelled: bool = False

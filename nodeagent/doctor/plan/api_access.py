@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-CHECK: Final = "kubernetes"
+API_CHECK: Final = "kubernetes"
 TAINT_RULE: Final = "patch nodes with taints (not permitted to node certificates; configure a service account)"
 PODS_CHECK: Final = "kubernetes-pods"
 _SOON_S: Final = 7 * 86_400.0
@@ -62,22 +62,22 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
     left_s = None if expires_at is None else (expires_at - now).total_seconds()
     until = "" if expires_at is None else f"{expires_at:%Y-%m-%d %H:%M} UTC"
     if left_s is not None and left_s <= 0:
-        return Finding(CHECK, Verdict.PROBLEM, f"the client certificate expired at {until}", _RENEW)
+        return Finding(API_CHECK, Verdict.PROBLEM, f"the client certificate expired at {until}", _RENEW)
     if error:
-        return Finding(CHECK, Verdict.PROBLEM, error, _fix(error))
+        return Finding(API_CHECK, Verdict.PROBLEM, error, _fix(error))
     if missing:
         lacking = f"the identity of the agent lacks: {', '.join(missing)}"
         flags = "".join(f" --{each.replace('_', '-')}" for each in options)
         fix = f"nodeagent manifest rbac{flags} | kubectl apply -f -"
         if in_pod:
             fix = "print nodeagent manifest daemonset with the options of these settings, such as --api, and apply it"
-        return Finding(CHECK, Verdict.PROBLEM, lacking, fix)
+        return Finding(API_CHECK, Verdict.PROBLEM, lacking, fix)
     if left_s is not None and left_s < _SOON_S:
-        return Finding(CHECK, Verdict.WARNING, f"the client certificate expires at {until}", _RENEW)
+        return Finding(API_CHECK, Verdict.WARNING, f"the client certificate expires at {until}", _RENEW)
     state = f"the API server answers and grants every rule; {foreign or 'the Node object is of this machine'}"
     if has_node and foreign:
-        return Finding(CHECK, Verdict.PROBLEM, state, _fix(foreign))
-    return Finding(CHECK, Verdict.OK, state)
+        return Finding(API_CHECK, Verdict.PROBLEM, state, _fix(foreign))
+    return Finding(API_CHECK, Verdict.OK, state)
 
 
 def check_pod_access(pods: int, problem: str) -> Finding:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nodeagent.model.memory import MemoryCounters, NodeMemory
     from nodeagent.model.pressure import Observation
 
-CHECK: Final = "memory-thresholds"
+MEMORY_CHECK: Final = "memory-thresholds"
 CACHE_CHECK: Final = "cache-reclaim"
 _LISTED_SHARE: Final = 0.01
 
@@ -38,25 +38,25 @@ def check_memory_thresholds(thresholds: Iterable[Threshold], reading: Observatio
     """
     memory = reading.memory
     if memory is None or memory.kernel_available is None:
-        return Finding(CHECK, Verdict.SKIPPED, "the kernel reports no MemAvailable")
+        return Finding(MEMORY_CHECK, Verdict.SKIPPED, "the kernel reports no MemAvailable")
     limits = {each.text: each.limit(reading.capacity) for each in thresholds if each.signal is Signal.MEMORY_AVAILABLE}
     evidence = _evidence(memory)
     if not kernel_estimate:
         distance = (memory.formula or 0.0) - memory.kernel_available
         late = [text for text, limit in limits.items() if limit <= distance]
         if not late:
-            return Finding(CHECK, Verdict.OK, evidence)
+            return Finding(MEMORY_CHECK, Verdict.OK, evidence)
         return Finding(
-            CHECK,
+            MEMORY_CHECK,
             Verdict.WARNING,
             f"{evidence}: {', '.join(late)} is not met before MemAvailable is exhausted",
             f"raise the threshold above {format_bytes(int(distance))}, or set eviction.kernel_memory_estimate = true",
         )
     disputed = [text for text, limit in limits.items() if lowest_estimate(reading) < limit <= reading.available]
     if not disputed:
-        return Finding(CHECK, Verdict.OK, evidence)
+        return Finding(MEMORY_CHECK, Verdict.OK, evidence)
     return Finding(
-        CHECK,
+        MEMORY_CHECK,
         Verdict.WARNING,
         f"{evidence}: one estimate meets {', '.join(disputed)}, but no evidence confirms it "
         f"({explain_difference(memory) or 'difference unknown'}); no pod is evicted",

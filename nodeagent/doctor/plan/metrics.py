@@ -9,7 +9,7 @@ from nodeagent.doctor.plan.node import Finding, Verdict
 if TYPE_CHECKING:
     from datetime import datetime
 
-CHECK: Final = "metrics"
+METRICS_CHECK: Final = "metrics"
 OPEN_LISTENER: Final = "serves other machines without encryption and authentication"
 OPEN_FIX: Final = "set metrics.certificate_file, key_file and client_ca_file, or listen on loopback"
 _SOON_S: Final = 7 * 86_400.0
@@ -19,14 +19,14 @@ _RENEW: Final = "renew the certificate; the agent reads the new files without a 
 def check_listener(listen: str, *, is_remote: bool, has_tls: bool, has_client_ca: bool) -> Finding:
     """Return the finding on the metrics listen address; ``listen`` is empty if the listener is disabled."""
     if not listen:
-        return Finding(CHECK, Verdict.SKIPPED, 'metrics.listen = "off"')
+        return Finding(METRICS_CHECK, Verdict.SKIPPED, 'metrics.listen = "off"')
     if is_remote and not has_tls:
-        return Finding(CHECK, Verdict.WARNING, f"{listen} {OPEN_LISTENER}", OPEN_FIX)
+        return Finding(METRICS_CHECK, Verdict.WARNING, f"{listen} {OPEN_LISTENER}", OPEN_FIX)
     if is_remote and not has_client_ca:
         evidence = f"{listen} serves every client with TLS, without authentication"
-        return Finding(CHECK, Verdict.WARNING, evidence, "set metrics.client_ca_file")
+        return Finding(METRICS_CHECK, Verdict.WARNING, evidence, "set metrics.client_ca_file")
     protection = ("; TLS with client certificates" if has_client_ca else "; TLS") if has_tls else ""
-    return Finding(CHECK, Verdict.OK, f"{listen}{protection}")
+    return Finding(METRICS_CHECK, Verdict.OK, f"{listen}{protection}")
 
 
 def check_certificate(listener: Finding, problem: str, expires_at: datetime | None, now: datetime) -> Finding:
@@ -39,12 +39,12 @@ def check_certificate(listener: Finding, problem: str, expires_at: datetime | No
         now: time of the check, aware UTC.
     """
     if problem:
-        return Finding(CHECK, Verdict.PROBLEM, problem, "correct the file; the agent reads it again")
+        return Finding(METRICS_CHECK, Verdict.PROBLEM, problem, "correct the file; the agent reads it again")
     if expires_at is None:
         return listener
     left_s, until = (expires_at - now).total_seconds(), f"{expires_at:%Y-%m-%d %H:%M} UTC"
     if left_s <= 0:
-        return Finding(CHECK, Verdict.PROBLEM, f"the server certificate expired at {until}", _RENEW)
+        return Finding(METRICS_CHECK, Verdict.PROBLEM, f"the server certificate expired at {until}", _RENEW)
     if left_s < _SOON_S:
-        return Finding(CHECK, Verdict.WARNING, f"the server certificate expires at {until}", _RENEW)
+        return Finding(METRICS_CHECK, Verdict.WARNING, f"the server certificate expires at {until}", _RENEW)
     return listener
