@@ -25,7 +25,7 @@ from typer.main import get_command
 from nodeagent import __version__
 from nodeagent.cli.help import EXAMPLES, topics
 from nodeagent.cli.main import app
-from nodeagent.config.fields import settings_of
+from nodeagent.config.validation import settings_of
 from nodeagent.settings.models import Config
 from nodeagent.settings.reference import toml_value
 

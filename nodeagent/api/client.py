@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import __version__
 from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
-from nodeagent.config.socket_path import read_socket_path
+from nodeagent.config.paths import read_socket_path
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 from nodeagent.host.sockets import read_peer
 from nodeagent.http_exchange import HttpExchange, HttpProtocolError, SocketResponse, TruncatedResponseError

@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from nodeagent.api.document_error import DocumentError
+from nodeagent.errors import NodeAgentError
 from nodeagent.text import escape_lines, to_json
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+class DocumentError(NodeAgentError):
+    """The text is not a document of the expected schema; the message contains the path of the field."""
+
 
 Number = int | float
 """A number that keeps its type: ``5`` is not decoded to ``5.0``."""

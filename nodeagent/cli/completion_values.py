@@ -45,7 +45,7 @@ def pass_ids(ctx: typer.Context) -> list[str]:
 
 def setting_keys() -> list[str]:
     """Return the keys of all settings."""
-    from nodeagent.config.fields import settings_of  # noqa: PLC0415
+    from nodeagent.config.validation import settings_of  # noqa: PLC0415
     from nodeagent.settings.models import Config  # noqa: PLC0415 - slow to import
 
     return [each.key for each in settings_of(Config)]
@@ -66,7 +66,7 @@ def _asked(
 ) -> list[str]:
     """Return the values in an answer of the daemon; empty if the control API is disabled."""
     from nodeagent.api.client import ControlClient  # noqa: PLC0415 - needed only for values listed by the daemon
-    from nodeagent.config.socket_path import read_socket_path  # noqa: PLC0415
+    from nodeagent.config.paths import read_socket_path  # noqa: PLC0415
 
     path = read_socket_path(ctx.params.get("config"))
     if path is None:

@@ -17,7 +17,7 @@ from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.daemon.control_documents import EffectiveConfig
-from nodeagent.doctor.plan.metrics import OPEN_FIX, OPEN_LISTENER
+from nodeagent.doctor.plan.node import OPEN_FIX, OPEN_LISTENER
 from nodeagent.errors import ConfigError, UsageError
 from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.settings.loading import effective, load
@@ -155,9 +155,8 @@ def import_kubelet(
         UsageError: ``out`` exists, or cannot be written.
         ConfigError: the file has no KubeletConfiguration or several; or this node has no kubelet configuration.
     """
-    from nodeagent.settings.kubelet_import import dry_run_to_keep  # noqa: PLC0415
+    from nodeagent.settings.kubelet_import import dry_run_to_keep, import_report  # noqa: PLC0415
     from nodeagent.settings.kubelet_import import import_kubelet as convert  # noqa: PLC0415
-    from nodeagent.settings.kubelet_report import import_report  # noqa: PLC0415
 
     replaced = _status_to_replace(out, force=force) if out is not None else None
     imported = convert(fields_of_node() if file is None else _fields_of_file(file))
@@ -263,7 +262,7 @@ def reference(key: str = "") -> None:
     Raises:
         UsageError: no setting has this key.
     """
-    from nodeagent.config.fields import settings_of  # noqa: PLC0415
+    from nodeagent.config.validation import settings_of  # noqa: PLC0415
     from nodeagent.settings.models import Config  # noqa: PLC0415
     from nodeagent.settings.reference import reference as make_reference  # noqa: PLC0415
     from nodeagent.settings.reference import toml_value  # noqa: PLC0415

@@ -16,9 +16,9 @@ from nodeagent.api.client import (
     DaemonAbsentError,
     DaemonRefusedError,
 )
-from nodeagent.api.document_error import DocumentError
+from nodeagent.api.codec import DocumentError
 from nodeagent.cli.source import is_client
-from nodeagent.config.socket_path import has_settings, read_socket_path
+from nodeagent.config.paths import has_settings, read_socket_path
 from nodeagent.errors import NodeAgentError
 
 if TYPE_CHECKING:

@@ -1,37 +1,484 @@
-"""``nodeagent doctor``: a verdict, evidence and a fix for each check of the node."""
+"""``nodeagent doctor``: the checks of the node, each with a verdict, evidence and a fix."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
 from nodeagent.api.codec import encode
+from nodeagent.cli.control_client import connect
 from nodeagent.cli.display import Line, standard_output
-from nodeagent.cli.doctor_checks import run_checks
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.clock import SystemClock
+from nodeagent.cluster.plan.rules import SETTINGS
+from nodeagent.cluster.plan.workloads import IN_CLUSTER
 from nodeagent.config.files import UNTRUSTED
 from nodeagent.daemon import control_documents as diagnostics
-from nodeagent.doctor.plan.node import Finding, Verdict
+from nodeagent.daemon.documents import Status
+from nodeagent.doctor.host_facts import (
+    has_journald,
+    hides,
+    probe_directory,
+    read_cgroup_controllers,
+    read_clock_synchronised,
+    read_psi_resources,
+    read_unit_exposure,
+    read_writable_cgroups,
+)
+from nodeagent.doctor.plan.api_access import API_CHECK, check_api_access, check_pod_access
+from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
+from nodeagent.doctor.plan.node import (
+    MEMORY_CHECK,
+    Finding,
+    Verdict,
+    check_agent,
+    check_cache_reclaim,
+    check_certificate,
+    check_cgroups,
+    check_clock,
+    check_control_group,
+    check_delay,
+    check_image_filesystem,
+    check_image_removal,
+    check_image_use,
+    check_listener,
+    check_lock,
+    check_memory_thresholds,
+    check_refused,
+    check_role,
+    check_sandbox_image,
+    check_snapshotter,
+    check_split,
+    check_stalls,
+    check_state,
+    check_stores,
+    denied,
+)
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
+from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
+from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.host.filesystems import filesystem_id
+from nodeagent.host.kubelet_traces import read_kubelet_traces
 from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
+from nodeagent.host.node import node_name
 from nodeagent.host.processes import run
+from nodeagent.host.server_certificate import read_certificate, server_context
+from nodeagent.host.sockets import group_number
+from nodeagent.kube.api_credentials import expiry
+from nodeagent.model import Role
+from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.pods.role import read_role
-from nodeagent.shutdown.plan.budget import required_delay_s
+from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
+from nodeagent.settings.kubelet_config import read_kubelet_config
+from nodeagent.shutdown.document_readings import delay_limit, lock_held, off_because, query_logind
+from nodeagent.shutdown.plan.budget import required_delay_s, shutdown_budget
+from nodeagent.store.history import History
+from nodeagent.store.sqlite import fault_of
 from nodeagent.text import display_width
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from nodeagent.gc.agent import Agent
-    from nodeagent.model import Image
+    from nodeagent.host.dbus import LogindFacts
+    from nodeagent.model import Image, NodeSnapshot
+    from nodeagent.runtime.cri_messages import ImageFsInfo
     from nodeagent.settings.settings import Settings
 
     Fix = Callable[[Settings], None]
+
+
+def cluster_findings(settings: Settings) -> Iterator[Finding]:
+    """Yield the findings on TLS trust, credentials, RBAC rules and watched pods; nothing without an API server."""
+    access = settings.kubernetes.access
+    if access is None:
+        return
+    from nodeagent.doctor.api_access import read_api_access, read_pod_access  # noqa: PLC0415 - imports OpenSSL
+
+    name = node_name(settings.kubelet.node_name)
+    used = [each for each in SETTINGS if getattr(settings.kubernetes, each)]
+    if not used:
+        yield Finding(API_CHECK, Verdict.SKIPPED, f"no setting uses the API server: {', '.join(SETTINGS)}")
+        return
+    facts = run_async(read_api_access(access, name, used))
+    yield check_api_access(
+        facts.error,
+        facts.missing,
+        facts.expires_at,
+        foreign=facts.foreign,
+        has_node=facts.has_node,
+        now=SystemClock().now(),
+        options=used,
+        in_pod=str(access.token_file) == IN_CLUSTER["token_file"],
+    )
+    if settings.kubernetes.watch_pods and not facts.error:
+        yield check_pod_access(*run_async(read_pod_access(access, name)))
+
+
+UNIT: Final = "nodeagent.service"
+
+
+def memory_finding(settings: Settings, root: Path) -> Finding:
+    """Return the finding on whether the memory thresholds match the memory of the node."""
+    eviction = settings.eviction
+    observations, unread = read_signals(
+        SignalPaths(None), SystemClock(), source=eviction.memory_source, kernel_estimate=True, root=root
+    )
+    reading = next((each for each in observations if each.signal is Signal.MEMORY_AVAILABLE), None)
+    if reading is None:
+        return Finding(MEMORY_CHECK, Verdict.SKIPPED, "; ".join(unread))
+    estimate = eviction.kernel_estimate or eviction.memory_source is MemorySource.MEM_AVAILABLE
+    return check_memory_thresholds(eviction.thresholds, reading, kernel_estimate=estimate)
+
+
+def cache_finding(settings: Settings) -> Finding:
+    """Return the finding on whether page cache can be reclaimed before a pod is evicted for memory."""
+    eviction = settings.eviction
+    off = eviction.off_because(Role.STANDALONE) or ("" if eviction.reclaim_cache else "eviction.reclaim = false")
+    return check_cache_reclaim(off, writable=None if off else read_writable_cgroups(UNIT))
+
+
+def metrics_finding(settings: Settings) -> Finding:
+    """Return the finding on the listen address of the metrics and on the TLS certificate files."""
+    listen, files = settings.metrics.endpoint
+    listener = check_listener(
+        "" if listen is None else listen.text,
+        is_remote=listen is not None and listen.is_remote,
+        has_tls=files is not None,
+        has_client_ca=files is not None and bool(files.client_ca),
+    )
+    if listen is None or files is None:
+        return listener
+    try:
+        server_context(files)
+        expires_at = expiry(read_certificate(files))
+    except ConfigError as error:
+        return check_certificate(listener, str(error), None, SystemClock().now())
+    return check_certificate(listener, "", expires_at, SystemClock().now())
+
+
+_UNIT: Final = "nodeagent.service"
+_STATUS_WITHIN_S: Final = 20
+_EMBEDDING: Final = frozenset({"k3s", "k3s-server", "k3s-agent"})
+_OF_STATE: Final = frozenset({"state-directory", "stores", "holds", "history"})
+_DENIED: Final = "permission denied"
+_MAXIMUM_EXPOSURE: Final = 3.0
+"""Maximum of ``systemd-analyze security``: the shipped unit has 1.8; a drop-in that removes sandboxing exceeds it."""
+
+
+def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Finding]:
+    """Yield the findings of every check; a check that fails yields a warning with the cause.
+
+    Without ``is_root``, a fact that the user has no permission to read is reported as a warning, not as a problem.
+    """
+    directory = settings.state_directory
+    state_denied = "" if is_root else access_problem(directory)
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "runtime": lambda: runtime_findings(settings),
+        "cgroups": lambda: [check_cgroups(read_cgroup_controllers(root))],
+        "pressure-stalls": lambda: [check_stalls(read_psi_resources(root))],
+        "memory-thresholds": lambda: [memory_finding(settings, root)],
+        "cache-reclaim": lambda: [cache_finding(settings)],
+        "logind-delay": lambda: shutdown_findings(settings, root),
+        "role": lambda: role_findings(settings, root),
+        "kubelet-overlap": lambda: kubelet_findings(settings, root),
+        "state-directory": lambda: [state_finding(settings)],
+        "stores": lambda: [store_finding(settings)],
+        "holds": lambda: [hold_finding(settings)],
+        "history": lambda: [_history_finding(settings)],
+        "journal": lambda: [_journal_finding(root)],
+        "unit": lambda: [_unit_finding()],
+        "metrics": lambda: [metrics_finding(settings)],
+        "kubernetes": lambda: cluster_findings(settings),
+        "agent": lambda: agent_findings(settings),
+    }
+    for name, check in checks.items():
+        if state_denied and name in _OF_STATE:
+            yield denied(name, state_denied)
+            continue
+        try:
+            for finding in check():
+                is_denied = not is_root and finding.fix and _DENIED in finding.evidence.lower()
+                yield denied(finding.check, finding.evidence) if is_denied else finding
+        except (NodeAgentError, OSError, ValueError) as error:
+            yield Finding(name, Verdict.WARNING, f"check failed: {error}", "run the check again")
+
+
+def access_problem(directory: Path) -> str:
+    """Return the error if this user has no access to a directory; empty with access or without a directory."""
+    try:
+        directory.stat()
+    except PermissionError:
+        return f"{_DENIED}: {directory}"
+    except OSError:
+        return ""
+    usable = os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
+    return "" if usable else f"{_DENIED}: {directory}"
+
+
+def agent_findings(settings: Settings) -> Iterator[Finding]:
+    """Yield the readiness of the running agent, and whether the group of the control socket exists."""
+    control = settings.control
+    if control.socket is None:
+        yield Finding("agent", Verdict.SKIPPED, 'control API disabled: control.socket = ""')
+        return
+    try:
+        with connect(control.socket) as connection:
+            status = connection.call("Status", Status, within_s=_STATUS_WITHIN_S)
+    except DaemonRefusedError as error:
+        yield denied("agent", str(error))
+    except DaemonUnavailableError as error:
+        yield check_agent(str(error), (), None)
+    else:
+        agent = status.agent
+        yield check_agent("", agent.problems, agent.pid if isinstance(agent.pid, int) else None)
+        for statement in status.unrelieved:
+            yield Finding(
+                "shortage", Verdict.PROBLEM, statement, "free the resource manually; see nodeagent du --details and top"
+            )
+    yield check_control_group(control.group, group_number(control.group) is not None)
+
+
+# ---- runtime
+
+
+def runtime_findings(settings: Settings) -> Iterator[Finding]:
+    """Yield the findings on the runtime, its images and its filesystems."""
+    try:
+        yield from run_async(_query_runtime(settings))
+    except NodeAgentError as error:
+        yield Finding("runtime", Verdict.PROBLEM, str(error), "systemctl status containerd; or set runtime.endpoint")
+
+
+async def _query_runtime(settings: Settings) -> list[Finding]:
+    async with open_for_command(settings, record=False) as agent:
+        info = await agent.cri.version()
+        status = await agent.cri.status()
+        snapshot = await agent.observer.observe(Scope.ALL)
+        findings = [
+            Finding(
+                "runtime",
+                Verdict.OK if status.ready else Verdict.PROBLEM,
+                "; ".join([f"{info.name} {info.version}, CRI {info.api_version}", *status.problems]),
+                "" if status.ready else "runtime not ready: see its log, such as journalctl -u containerd",
+            )
+        ]
+        names = {name: image for image in snapshot.images for name in image.references}
+        image = names.get(status.sandbox_image or "")
+        # The snapshot has the containerd label of an image. The kubelet reads the CRI field Image.pinned instead, which
+        # some versions of containerd do not derive from the label.
+        pinned = {each.id for each in await agent.cri.list_images() if each.pinned}
+        findings.append(
+            check_sandbox_image(
+                status.sandbox_image,
+                listed=image is not None,
+                pinned=image is not None and image.id in pinned,
+                beside_kubelet=snapshot.role is Role.BESIDE_KUBELET,
+            )
+        )
+        findings.append(check_pod_list(agent.bound_pods.state, is_watched=settings.kubernetes.watch_pods))
+        findings.append(_accounting_finding(agent, snapshot))
+        reads_records = snapshot.storage is not None and agent.storage.removals is not None
+        transactional = reads_records and agent.settings.bulk_removal
+        findings.append(check_image_removal(transactional=transactional, configured=reads_records))
+        findings.append(check_snapshotter(status.snapshotter))
+        findings.append(_filesystem_finding(snapshot))
+        findings += [*_unplaced_findings(snapshot), _split_finding(agent, snapshot, await agent.cri.image_fs_info())]
+        maximum_s = agent.settings.policy.images.maximum_unused_age_s
+        gaps = agent.store.gaps(agent.read_clocks())
+        since, now = snapshot.image_use_observed_since, snapshot.observed_at
+        findings.append(check_image_use(since, now, maximum_s, gaps))
+        findings.append(check_clock(_skew_s(snapshot), read_clock_synchronised(), snapshot.clock))
+        return findings
+
+
+def _accounting_finding(agent: Agent, snapshot: NodeSnapshot) -> Finding:
+    if not agent.storage.enabled:
+        return Finding("containerd-api", Verdict.SKIPPED, "runtime.containerd_api is off; sizes are upper bounds")
+    if snapshot.storage is not None:
+        return Finding("containerd-api", Verdict.OK, "shared layers are counted once")
+    return Finding(
+        "containerd-api",
+        Verdict.WARNING,
+        "layers not available from the containerd API; sizes are upper bounds",
+        "set runtime.endpoint to the socket of containerd, not to a proxy of CRI alone",
+    )
+
+
+def _filesystem_finding(snapshot: NodeSnapshot) -> Finding:
+    filesystem = snapshot.image_filesystem
+    if filesystem is None:
+        return check_image_filesystem(None)
+    unit = _UNIT if hides(_UNIT, PurePath(filesystem.path)) else ""
+    return check_image_filesystem(str(filesystem.path), filesystem.used_percent, hidden_by=unit)
+
+
+def _split_finding(agent: Agent, snapshot: NodeSnapshot, info: ImageFsInfo) -> Finding:
+    filesystem, logs = snapshot.image_filesystem, agent.settings.pod_log_root
+    devices = {
+        "imagefs": filesystem.device_id if filesystem is not None else None,
+        "containerfs": filesystem_id(next(iter(info.container_mountpoints), "")),
+        "nodefs": filesystem_id(str(logs if logs.exists() else logs.parent)),
+    }
+    return check_split(devices, len(snapshot.image_filesystems))
+
+
+def _unplaced_findings(snapshot: NodeSnapshot) -> Iterator[Finding]:
+    """Yield a warning for snapshotters in use without a known directory, on a node with several image filesystems."""
+    storage, several = snapshot.storage, snapshot.image_filesystems
+    known = {store for each in several for store in each.stores}
+    unknown = sorted(storage.stores - known - {""}) if storage is not None and several else []
+    if unknown:
+        yield Finding(
+            "snapshotters",
+            Verdict.WARNING,
+            f"directory of {', '.join(unknown)} unknown: its snapshots count as freed on no image filesystem",
+            'set exports.root of the snapshotter in the configuration of containerd ("proxy_plugins")',
+        )
+
+
+def _skew_s(snapshot: NodeSnapshot) -> float | None:
+    created = [each.created_at for each in snapshot.containers if each.created_at is not None]
+    return (max(created) - snapshot.observed_at).total_seconds() if created else None
+
+
+# ---- shutdown, role and kubelet
+
+
+def _read_logind() -> tuple[LogindFacts | None, str]:
+    return run_async(query_logind())
+
+
+def shutdown_findings(
+    settings: Settings, root: Path, query: Callable[[], tuple[LogindFacts | None, str]] = _read_logind
+) -> Iterator[Finding]:
+    """Yield the findings on logind's delay limit and on the inhibitor lock; ``query`` reads the running logind."""
+    role, off = read_role(settings.role), off_because(settings)
+    configured_off = settings.shutdown.off_because(role.role, role.reason)
+    delay = read_delay(root)
+    facts, problem = (None, "") if configured_off else query()
+    budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
+    yield check_delay(budget, off=configured_off)
+    yield check_lock(*lock_held(facts, problem), off=off)
+    for warning in delay.warnings:
+        yield Finding("logind-delay", Verdict.WARNING, warning)
+
+
+def role_findings(settings: Settings, root: Path) -> Iterator[Finding]:
+    """Yield the role of this node, and every section set to "on" that is refused beside a kubelet."""
+    role = read_role(settings.role, root)
+    yield check_role(role)
+    refused = {
+        "eviction": (settings.eviction.refused(role.role), settings.eviction.off_because(role.role, role.reason)),
+        "shutdown": (settings.shutdown.refused(role.role), settings.shutdown.off_because(role.role, role.reason)),
+    }
+    yield from (check_refused(section, because) for section, (is_refused, because) in refused.items() if is_refused)
+
+
+def kubelet_findings(settings: Settings, root: Path) -> list[Finding]:
+    """Return the findings on the kubelet's configuration, and on tasks also performed by a kubelet of this node."""
+    role = read_role(settings.role, root).role
+    has_kubelet = role is Role.BESIDE_KUBELET
+    processes = read_kubelet_traces(SystemClock(), root).processes
+    pids = [each.pid for each in processes]
+    config = read_kubelet_config(root, pids)
+    own = f"unix://{root}/{K3S_SOCKET}" if any(each.name in _EMBEDDING for each in processes) else ""
+    endpoint = config.fields.get("containerRuntimeEndpoint") or config.flags.get("container-runtime-endpoint") or own
+    found = config.fields if config.sources or pids else None
+    return [
+        check_runtime_endpoint(_socket(str(endpoint)), _socket(_endpoint(settings, root))),
+        check_kubelet_config(config.sources, config.problems, found, has_kubelet=has_kubelet),
+        *check_kubelet(
+            found,
+            has_kubelet=has_kubelet,
+            evicts=not has_kubelet and not settings.eviction.off_because(role),  # else through the API server
+            stops=not settings.shutdown.off_because(role),
+            collects_from=image_gc_start_percent(settings),
+        ),
+    ]
+
+
+def _endpoint(settings: Settings, root: Path) -> str:
+    """Return the configured or detected runtime endpoint of the agent; empty if no runtime is found."""
+    try:
+        return discover_endpoint(settings.endpoint or None, root)
+    except NodeAgentError:
+        return ""
+
+
+def _socket(endpoint: str) -> str:
+    """Return the resolved path of a runtime endpoint; empty if the endpoint is not a Unix socket."""
+    path = endpoint.removeprefix("unix://").removeprefix("unix:")
+    return os.path.realpath(path) if path.startswith("/") else ""
+
+
+def image_gc_start_percent(settings: Settings) -> int | None:
+    """Return the imagefs usage in percent that starts image GC; ``None`` if image GC by threshold is disabled."""
+    high = settings.policy.images.high_threshold_percent
+    return None if settings.image_interval_s is None or high == 100 else high
+
+
+# ---- state, journal and unit
+
+
+def state_finding(settings: Settings) -> Finding:
+    """Return the finding on the state directory."""
+    probe = probe_directory(settings.state_directory)
+    return check_state(str(settings.state_directory), probe.problem, probe.available_bytes, probe.mode)
+
+
+def store_finding(settings: Settings) -> Finding:
+    """Return the finding on the databases in the state directory; the check does not write to the databases."""
+    files = sorted(settings.state_directory.glob("*.db")) if settings.state_directory.is_dir() else []
+    faults = {path: fault_of(path) for path in files}
+    broken = {str(path): fault for path, fault in faults.items() if fault}
+    return check_stores(broken, [path.name for path in files if not faults[path]])
+
+
+def hold_finding(settings: Settings) -> Finding:
+    """Return the finding on the file with the image holds."""
+    try:
+        count = len(HoldFile(settings.state_directory).read())
+    except NodeAgentError as error:
+        return Finding(
+            "holds", Verdict.PROBLEM, f"{error}; no image is removed meanwhile", "repair or remove the hold file"
+        )
+    return Finding("holds", Verdict.OK, f"{count} hold(s)")
+
+
+def _history_finding(settings: Settings) -> Finding:
+    try:
+        History(settings.state_directory).check()
+    except NodeAgentError as error:
+        return Finding("history", Verdict.WARNING, str(error), "none needed: the next pass replaces the file")
+    return Finding("history", Verdict.OK, "readable")
+
+
+def _journal_finding(root: Path) -> Finding:
+    if has_journald(root):
+        return Finding("journal", Verdict.OK, "journald is listening")
+    return Finding("journal", Verdict.SKIPPED, "journald not found: the log is written to standard error")
+
+
+def _unit_finding() -> Finding:
+    exposure = read_unit_exposure(_UNIT)
+    if exposure is None:
+        return Finding("unit", Verdict.SKIPPED, f"{_UNIT} not installed, or systemd not running")
+    hardened = exposure <= _MAXIMUM_EXPOSURE
+    return Finding(
+        "unit",
+        Verdict.OK if hardened else Verdict.WARNING,
+        f"exposure {exposure:g} of 10",
+        "" if hardened else "use the unit as installed; a drop-in removes its sandboxing",
+    )
+
 
 _ROOT: Final = Path("/")
 _RELOAD_WITHIN_S: Final = 20

@@ -21,7 +21,7 @@ from nodeagent.text import escape, escape_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nodeagent.gc.outcomes import Outcome, PassEnd
+    from nodeagent.gc.executor import Outcome, PassEnd
 
 
 _FULL: Final = frozenset({EDQUOT, EFBIG, EIO, ENOSPC})
@@ -47,7 +47,7 @@ EPILOG = (
 
 def pass_exit_code(end: PassEnd, outcomes: Sequence[Outcome] = ()) -> ExitCode:
     """Return the exit code of a pass; a dry run has the exit code of the previewed pass."""
-    from nodeagent.gc.outcomes import Outcome, PassEnd  # noqa: PLC0415 - not needed by every command
+    from nodeagent.gc.executor import Outcome, PassEnd  # noqa: PLC0415 - not needed by every command
 
     if end is PassEnd.RUNTIME_LOST:
         return ExitCode.RUNTIME_UNREACHABLE

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from nodeagent.api.common import Reason
     from nodeagent.cli.source import Source
     from nodeagent.gc.agent import Agent
+    from nodeagent.gc.agent_parts import Previews
     from nodeagent.gc.documents.explanation import Explained
-    from nodeagent.gc.previewer import Previews
 
 _MAX_SHARING: Final = 10
 _LABEL: Final = 15

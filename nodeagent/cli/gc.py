@@ -20,7 +20,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.documents import passes as documents
 from nodeagent.gc.documents.passes import BreakdownFields, Report, decode_progress
-from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.policy import ImageGCPolicy, Scope
 from nodeagent.gc.plan.saved_plan import parse_plan
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from nodeagent.cli.control_client import ControlConnection
     from nodeagent.gc.agent import Agent
-    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.agent_parts import Previews
+    from nodeagent.gc.executor import PassReport
     from nodeagent.gc.plan.breakdown import Breakdown
-    from nodeagent.gc.previewer import Previews
     from nodeagent.settings.settings import Settings
 
 _PLAN_LIFETIME_S: Final = 600.0
@@ -208,7 +208,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
 
 
 async def _preview(request: Request, settings: Settings) -> ExitCode:
-    from nodeagent.gc.previewer import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
+    from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
 
     async with open_previewer(settings) as previewer:
         preview = await previewer.preview(Scope(request.scope))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import HOLDS
+from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.reading import ask
 from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock

@@ -1,24 +1,34 @@
-"""``nodeagent images``, ``containers`` and ``pods``: every item with its verdict.
+"""``nodeagent images``, ``containers`` and ``pods``: every item with its verdict; filters, order and output formats.
 
-With a daemon, the modules that print a list are imported while the daemon observes the node.
+With a daemon, the modules that print a list are imported while the daemon observes the node. The rows are a field of a
+JSON document; filters and order apply to JSON and YAML output too.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from nodeagent.cli.reading import ask
+from msgspec import structs
+
+from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.listing import ListView, Scope
+from nodeagent.cli.output import warn
+from nodeagent.cli.reading import ask, print_document
+from nodeagent.cli.table import EMPTY, Row, table_lines
+from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
+from nodeagent.linear_expression import ExpressionError, glob_search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from datetime import datetime
 
     from nodeagent.api.codec import Document
-    from nodeagent.cli.list_request import ListRequest
+    from nodeagent.cli.display import Display
     from nodeagent.cli.listing import ListOptions
     from nodeagent.cli.source import Source
-    from nodeagent.gc.previewer import Previews
+    from nodeagent.gc.agent_parts import Previews
 
     D = TypeVar("D", bound=Document)
     L = TypeVar("L", bound=lists.Listing)
@@ -89,8 +99,8 @@ def _print(
 ) -> None:
     @cache
     def request() -> ListRequest[Any]:
-        from nodeagent.cli.list_request import ListRequest  # noqa: PLC0415 - imported while the daemon responds
         from nodeagent.cli.list_views import BY_OPERATION  # noqa: PLC0415 - imported while the daemon responds
+        from nodeagent.cli.lists import ListRequest  # noqa: PLC0415 - imported while the daemon responds
 
         return ListRequest.of(BY_OPERATION[operation], options)
 
@@ -114,3 +124,125 @@ async def _pods(node: Previews) -> lists.Pods:
     from nodeagent.gc.documents import list_readings as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_pods(node)
+
+
+R = TypeVar("R")
+
+_WIDE_NAME_CELLS: Final = 28
+
+
+class Condition(NamedTuple):
+    """Parsed condition of ``--filter``."""
+
+    key: str
+    value: str
+    equal: bool
+
+    def holds_for(self, texts: Sequence[str]) -> bool:
+        """Return whether the texts of a row meet the condition: for ``=`` any text matches, for ``!=`` no text."""
+        return self.equal is any(text == self.value or glob_search(self.value)(text) for text in texts)
+
+
+class ListRequest(NamedTuple, Generic[R]):
+    """Request to print a list, with validated options."""
+
+    view: ListView[R]
+    options: ListOptions
+    conditions: tuple[Condition, ...]
+
+    @classmethod
+    def of(cls, view: ListView[R], options: ListOptions) -> ListRequest[R]:
+        """Return the request of a list command after validating its options.
+
+        Raises:
+            UsageError: a key is unknown, a filter has no value, or ``--quiet`` is combined with another output format.
+        """
+        if options.quiet and options.form != "table":
+            raise UsageError(f"--quiet prints ids only: omit it or -o {options.form}")
+        key = options.sort_by.removeprefix("-")
+        if options.sort_by and key not in view.sort_keys:
+            raise UsageError(f"--sort-by {options.sort_by}: unknown key; keys: {', '.join(view.sort_keys)}")
+        return cls(view, options, tuple(_condition(view, each) for each in options.filters))
+
+    def print(self, document: Document, *, empty: str, now: datetime) -> None:
+        """Print a document in the requested form.
+
+        Args:
+            document: document with the rows.
+            empty: message on standard error if the table has no rows.
+            now: time that ages are computed for.
+        """
+        options, own = self.options, self.view
+        rows = self.selected(getattr(document, own.rows))
+        if options.quiet or options.form == "name":
+            text_of = own.id if options.quiet else own.name
+            standard_output().write_fitted([Line(text_of(row)) for row in rows])
+        elif options.form in ("json", "yaml"):
+            print_document(structs.replace(document, **{own.rows: rows}), options.form)
+        else:
+            for warning in getattr(document, "warnings", ()):
+                warn(f"warning: {warning}")
+            if rows:
+                self._print_table(rows, now, standard_output())
+            else:
+                warn(empty)
+
+    def selected(self, rows: Iterable[R]) -> tuple[R, ...]:
+        """Return the rows that match the filters, in the requested order.
+
+        Filters with the same key and ``=`` are alternatives; all other filters must match.
+        """
+        columns = {each.key: each for each in self.view.columns}
+        selected = list(rows)
+        for key in dict.fromkeys(each.key for each in self.conditions):
+            texts_of = columns[key].texts
+            own = [each for each in self.conditions if each.key == key]
+            wanted, excluded = [each for each in own if each.equal], [each for each in own if not each.equal]
+            if texts_of is not None:  # always true: the filter keys are the columns with texts
+                pairs = [(row, texts_of(row)) for row in selected]
+                selected = [
+                    row
+                    for row, texts in pairs
+                    if (not wanted or any(each.holds_for(texts) for each in wanted))
+                    and all(each.holds_for(texts) for each in excluded)
+                ]
+        if self.options.sort_by:
+            value_of = columns[self.options.sort_by.removeprefix("-")].value
+            known = [row for row in selected if value_of(row) is not None]
+            known.sort(key=value_of, reverse=self.options.sort_by.startswith("-"))
+            selected = known + [row for row in selected if value_of(row) is None]
+        return tuple(selected)
+
+    def _print_table(self, rows: Sequence[R], now: datetime, display: Display) -> None:
+        options = self.options
+        brief = display.columns is not None and options.truncate
+        scopes = {Scope.TABLE, *([Scope.WIDE] if options.form == "wide" else []), *([] if brief else [Scope.FULL])}
+        headings, columns = [], []
+        for column in self.view.columns:
+            if column.scope not in scopes:
+                continue
+            short = column.brief if brief else None
+            shown = [column.show(row, now) if short is None else short(row) for row in rows]
+            heading = column.heading
+            if options.form == "wide" and heading.name:  # names must remain distinct; the last columns are cut instead
+                heading = heading._replace(at_least=max(heading.at_least, _WIDE_NAME_CELLS))
+            headings.append(heading)
+            columns.append([cell or EMPTY for cell in shown])
+        lines = [Row(cells, self.view.style(row)) for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
+        width = display.columns if brief else None
+        display.write_fitted(table_lines(headings, lines, width, headers=options.headers))
+
+
+def _condition(view: ListView[R], text: str) -> Condition:
+    key, equals, value = text.partition("=")
+    equal = not key.endswith("!")
+    key = key.removesuffix("!")
+    if not equals:
+        raise UsageError(f"--filter {text}: write KEY=VALUE or KEY!=VALUE; keys: {', '.join(view.filter_keys)}")
+    if key not in view.filter_keys:
+        raise UsageError(f"--filter {text}: unknown key {key!r}; keys: {', '.join(view.filter_keys)}")
+    try:
+        glob_search(value)
+    except ExpressionError as error:
+        raise UsageError(f"--filter {key}={value[:20]}...: {error}") from error
+    return Condition(key, value, equal)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from nodeagent.api.codec import Document
     from nodeagent.cli.source import ReadNode, Source
-    from nodeagent.gc.previewer import Previews
+    from nodeagent.gc.agent_parts import Previews
     from nodeagent.settings.settings import Settings
 
     D = TypeVar("D", bound=Document)
@@ -39,7 +39,7 @@ def read_preview(source: Source, make: Callable[[Previews], Coroutine[Any, Any, 
     settings = _settings(source)
 
     async def observe() -> D:
-        from nodeagent.gc.previewer import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
+        from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
 
         async with open_previewer(settings) as previewer:
             return await make(previewer)

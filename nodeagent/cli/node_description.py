@@ -93,9 +93,8 @@ async def _read_spec(access: ApiAccess, name: str) -> tuple[NodeSpec | None, str
     """Return the stored spec of the Node object, with taints and cordon; else ``None`` and the reason."""
     # imports OpenSSL, which a description without an API server does not need
     from nodeagent.cluster.facts import compare_with_machine  # noqa: PLC0415
-    from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
+    from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
     from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
-    from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
 
     api = NodeApi(ApiClient(access, ApiCredentials(access)), name)
     try:

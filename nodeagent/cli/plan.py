@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.gc.documents.undo import SavedItem
-    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.executor import PassReport
     from nodeagent.gc.pass_state import Preview
     from nodeagent.gc.plan import saved_plan
     from nodeagent.gc.plan.saved_plan import SavedPlan

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.display import Line
 from nodeagent.cli.table import Heading, Table, short_id, short_reference, size, size_cell
-from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan.policy import LIMITS
 from nodeagent.model.decision import Accounting, ItemKind, Verdict
 from nodeagent.text import Cut
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.executor import PassReport
     from nodeagent.gc.plan.policy import ImageGCPolicy
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.model.decision import Decision, Plan

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nodeagent.cli.render import make_console
 from nodeagent.cli.table import short_reference
+from nodeagent.cli.terminal import make_console
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nodeagent.gc.outcomes import Result
+    from nodeagent.gc.executor import Result
 
 
 @contextmanager

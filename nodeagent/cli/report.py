@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import structs
 
-from nodeagent.api.codec import decode, encode, encode_line
-from nodeagent.api.document_error import DocumentError
+from nodeagent.api.codec import DocumentError, decode, encode, encode_line
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import warn
@@ -240,7 +239,7 @@ def _with_daemon(document: NodeReport, config: str | PathLike[str] | None) -> No
 
 def _checks(source: Source) -> tuple[Finding, ...]:
     """Run the checks of ``doctor`` and return the problems and warnings."""
-    from nodeagent.cli.doctor_checks import run_checks  # noqa: PLC0415 - needed only with --doctor
+    from nodeagent.cli.doctor import run_checks  # noqa: PLC0415 - needed only with --doctor
     from nodeagent.cli.session import load_settings  # noqa: PLC0415
     from nodeagent.doctor.plan.node import Verdict  # noqa: PLC0415
 

@@ -20,9 +20,8 @@ from nodeagent.host.systemd import DescriptorStore, Notifier, PodSlices, stored_
 from nodeagent.loops.memory import configure_malloc
 from nodeagent.loops.unix_signals import ignore_hangup
 from nodeagent.pods.role import read_role
-from nodeagent.settings.loading import checked
+from nodeagent.settings.loading import checked, standby_settings
 from nodeagent.settings.settings import Origin
-from nodeagent.settings.standby import standby_settings
 from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:

@@ -69,11 +69,11 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
     """
     from nodeagent.cli.session import load_settings, run_async  # noqa: PLC0415 - not needed by every command
     from nodeagent.errors import ConfigError  # noqa: PLC0415
-    from nodeagent.host.process_identity import started_s  # noqa: PLC0415
+    from nodeagent.host.processes import started_s  # noqa: PLC0415
     from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
     from nodeagent.loops.unix_signals import ignore_hangup  # noqa: PLC0415
+    from nodeagent.settings.loading import standby_settings  # noqa: PLC0415
     from nodeagent.settings.settings import Origin  # noqa: PLC0415
-    from nodeagent.settings.standby import standby_settings  # noqa: PLC0415
     from nodeagent.shutdown.stop_hook import stop_pods_at_unit_stop  # noqa: PLC0415
     from nodeagent.telemetry import logging as log  # noqa: PLC0415 - not needed by every command
 

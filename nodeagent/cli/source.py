@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from nodeagent.config.socket_path import has_settings
+from nodeagent.config.paths import has_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping

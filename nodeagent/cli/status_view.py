@@ -9,7 +9,7 @@ from msgspec import UnsetType
 from nodeagent.cli.display import Line
 from nodeagent.cli.signal_values import amount, is_stall, signal_name, used_share
 from nodeagent.cli.table import Heading, Table, ago, done_cell, size_cell
-from nodeagent.gc.plan.gap_text import describe_gap
+from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, format_time
 

@@ -7,6 +7,7 @@ must not use.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -83,3 +84,14 @@ def print_markdown(text: str) -> None:
     console = SafeConsole()
     console.width = min(console.width, _DOCUMENT_COLUMNS)
     console.print(Markdown(text, hyperlinks=False))
+
+
+_PIPE_WIDTH = 180
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console with colours only on a terminal, and with sufficient width for whole ids in a pipe."""
+    probe = SafeConsole(stderr=stderr)
+    if probe.is_terminal or os.environ.get("COLUMNS"):
+        return probe
+    return SafeConsole(stderr=stderr, width=_PIPE_WIDTH)

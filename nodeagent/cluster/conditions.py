@@ -15,7 +15,7 @@ from nodeagent.telemetry.logging import StateLog
 if TYPE_CHECKING:
     from nodeagent.cluster.plan.conditions import LoopResult, TaintPlan
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.kube.node_api import NodeApi
+    from nodeagent.kube.api_client import NodeApi
     from nodeagent.settings.settings import Settings
 
 _SLACK_S: Final = 120.0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nodeagent.cluster.plan.events import Occurrence
     from nodeagent.cluster.session_task import RegistrationReporter
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.kube.node_api import NodeApi
+    from nodeagent.kube.api_client import NodeApi
     from nodeagent.model.kubernetes import Node
     from nodeagent.settings.settings import Settings
 

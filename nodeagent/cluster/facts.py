@@ -20,7 +20,7 @@ from nodeagent.model.kubernetes import NodeFacts
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
-    from nodeagent.kube.node_api import NodeApi
+    from nodeagent.kube.api_client import NodeApi
     from nodeagent.model.kubernetes import Node
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.model.runtime import Image

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from nodeagent.cluster import FAILED_PODS
 from nodeagent.cluster.session_task import SessionTask
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.pass_state import new_pass_id
 from nodeagent.model.decision import ItemKind
 from nodeagent.record import Record, replace
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from nodeagent.cluster.failed_pod_api import FailedPodApi
     from nodeagent.cluster.plan.failed_pods import Deletion, DeletionPlan
     from nodeagent.eviction.eviction_api import EvictionApi
-    from nodeagent.gc.history_writer import HistoryWriter
-    from nodeagent.kube.node_api import NodeApi
+    from nodeagent.gc.pass_history import HistoryWriter
+    from nodeagent.kube.api_client import NodeApi
     from nodeagent.settings.settings import Settings
 
 _GRACE_S: Final = 30
@@ -77,9 +77,8 @@ class FailedPodsTask(SessionTask):
         from nodeagent.cluster.failed_pod_api import FailedPodApi  # noqa: PLC0415
         from nodeagent.eviction.eviction_api import EvictionApi  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
-        from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
+        from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
         from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
-        from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
 
         access = settings.kubernetes.access
         if access is None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from nodeagent.cluster.facts import compare_with_machine
 from nodeagent.cluster.plan.conditions import TaintPlan, plan_taints
 from nodeagent.errors import ForeignNodeError
-from nodeagent.kube.node_api import patch_planned
+from nodeagent.kube.api_client import patch_planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nodeagent.kube.node_api import NodeApi
+    from nodeagent.kube.api_client import NodeApi
 
 
 async def apply_taints(nodes: NodeApi, desired: Mapping[str, str]) -> TaintPlan:

@@ -237,9 +237,8 @@ class PodWatchTask(SessionTask):
         from nodeagent.cluster.facts import read_foreign  # noqa: PLC0415
         from nodeagent.cluster.pod_watch import PodWatchParts, PodWatchSession  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
-        from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
+        from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
         from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
-        from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
         from nodeagent.pods.pod_api import PodApi, PodWatch  # noqa: PLC0415
         from nodeagent.pods.watched import write_watched_pods  # noqa: PLC0415
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.cluster.plan.registration import RegistrationPlan
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.errors import ApiServerError
-    from nodeagent.kube.node_api import NodeApi
+    from nodeagent.kube.api_client import NodeApi
     from nodeagent.loops.passes import LoopStatuses
     from nodeagent.settings.settings import Settings
     from nodeagent.telemetry.logging import StateLog
@@ -95,9 +95,8 @@ def open_node_api(settings: Settings) -> NodeApi:
     """
     # imported here, since a daemon without sessions does not need h11, ssl and the API objects
     from nodeagent.host.node import node_name  # noqa: PLC0415
-    from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
+    from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
     from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
-    from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
 
     access = settings.kubernetes.access
     if access is None:

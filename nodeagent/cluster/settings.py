@@ -15,7 +15,7 @@ from nodeagent.cluster.plan.registration import (
     Reservation,
 )
 from nodeagent.config import value_forms as forms
-from nodeagent.config.fields import Check, Count, Duration, OptionalPath, Section, Switch, about, form
+from nodeagent.config.validation import Check, Count, Duration, OptionalPath, Section, Switch, about, form
 from nodeagent.errors import ConfigError
 from nodeagent.model import Role
 from nodeagent.model.access import ApiAccess

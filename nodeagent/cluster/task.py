@@ -1,4 +1,4 @@
-"""The task that registers a standalone node with the API server, across reloads."""
+"""All tasks of the node's part in a cluster, and the task that registers a standalone node, across reloads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cluster import NAME
+from nodeagent.cluster.conditions import ConditionsTask, TaintsTask
+from nodeagent.cluster.events import EventsTask
+from nodeagent.cluster.failed_pods import FailedPodsTask
 from nodeagent.cluster.plan.node_status import SHUTTING_DOWN
+from nodeagent.cluster.pod_watch import PodWatchTask
 from nodeagent.gc.loop import wait_for_any
 from nodeagent.loops.passes import PausedBy
 from nodeagent.model import Role
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from nodeagent.cluster.events import EventOutbox
-    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.context import DaemonContext, DaemonTask
     from nodeagent.model.kubernetes import NodeFacts
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.runtime.cri import CriClient
@@ -97,9 +101,8 @@ class RegistrationTask:
         from nodeagent.cluster.node_session import NodeSession, SessionEnd, SessionParts  # noqa: PLC0415
         from nodeagent.cluster.session_task import RegistrationReporter  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
-        from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
+        from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
         from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
-        from nodeagent.kube.node_api import NodeApi  # noqa: PLC0415
 
         access = settings.kubernetes.access
         if access is None:
@@ -196,3 +199,15 @@ class FactsSource:
         if self.is_shutting_down():
             facts = replace(facts, not_ready=(*facts.not_ready, SHUTTING_DOWN))
         return facts
+
+
+def kubernetes_tasks(context: DaemonContext) -> tuple[DaemonTask, ...]:
+    """Return the tasks; each is idle until it is configured."""
+    return (
+        RegistrationTask(context),
+        PodWatchTask(context),
+        ConditionsTask(context),
+        TaintsTask(context),
+        EventsTask(context),
+        FailedPodsTask(context),
+    )

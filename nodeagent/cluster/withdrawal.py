@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.cluster.facts import read_foreign
 from nodeagent.cluster.plan.conditions import conditions_patch, plan_withdrawal
 from nodeagent.errors import ApiServerError
-from nodeagent.kube.api_client import ApiClient
+from nodeagent.kube.api_client import ApiClient, NodeApi, patch_planned
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.kube.node_api import NodeApi, patch_planned
 from nodeagent.record import Record
 
 if TYPE_CHECKING:

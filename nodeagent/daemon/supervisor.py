@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.clock import SystemClock
-from nodeagent.cluster.all_tasks import kubernetes_tasks
+from nodeagent.cluster.task import kubernetes_tasks
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control.server import ControlServer, refuse_second_agent
 from nodeagent.daemon.health import status_line
@@ -23,6 +23,7 @@ from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, announce_
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
 from nodeagent.eviction.composition import eviction_tasks
 from nodeagent.gc.agent import open_agent
+from nodeagent.gc.executor import DryRunWatch, PassEnd
 from nodeagent.gc.loop import (
     SILENCE_S,
     Interval,
@@ -34,7 +35,6 @@ from nodeagent.gc.loop import (
     log_start,
     wait_for_any,
 )
-from nodeagent.gc.outcomes import DryRunWatch, PassEnd
 from nodeagent.gc.plan.breakdown import describe
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.lock import daemon_lock
@@ -45,7 +45,7 @@ from nodeagent.loops.reload_grace import restore_grace
 from nodeagent.loops.unix_signals import handled
 from nodeagent.record import replace
 from nodeagent.runtime.connection import check_permission
-from nodeagent.settings.standby import write_last_settings
+from nodeagent.settings.loading import write_last_settings
 from nodeagent.shutdown.task import InhibitorTask
 from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe
 
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
     from nodeagent.daemon.context import DaemonTask
     from nodeagent.gc.agent import Agent
+    from nodeagent.gc.executor import PassReport, Result
     from nodeagent.gc.loop import Pass
-    from nodeagent.gc.outcomes import PassReport, Result
     from nodeagent.gc.pass_state import Preview
     from nodeagent.gc.plan.breakdown import Breakdown
     from nodeagent.settings.settings import Settings

@@ -11,10 +11,8 @@ from nodeagent.cluster.plan.conditions import trial_patch
 from nodeagent.cluster.plan.rules import access_reviews
 from nodeagent.doctor.plan.api_access import TAINT_RULE
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.kube.api_client import ApiClient, ApiRequest
-from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.kube.certificate_dates import expiry
-from nodeagent.kube.node_api import NodeApi
+from nodeagent.kube.api_client import ApiClient, ApiRequest, NodeApi
+from nodeagent.kube.api_credentials import ApiCredentials, expiry
 from nodeagent.pods.pod_api import PodApi
 from nodeagent.record import Record
 

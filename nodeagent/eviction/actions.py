@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from nodeagent.eviction.effects import OutstandingEffects
     from nodeagent.eviction.evictor import EvictionResult, Evictor
-    from nodeagent.eviction.image_observation import ImageObservation
     from nodeagent.eviction.plan.api_eviction import HeldBack
     from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.eviction.plan.ranking import Eviction
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.thresholds import Threshold
     from nodeagent.eviction.pod_monitor import PodMonitor
-    from nodeagent.eviction.reclaimer import Reclaimable, Reclaimed
+    from nodeagent.eviction.reclaimer import ImageObservation, Reclaimable, Reclaimed
     from nodeagent.eviction.reporting import EvictionReporter
-    from nodeagent.eviction.signal_monitor import SignalMonitor
+    from nodeagent.eviction.signals import SignalMonitor
     from nodeagent.gc.plan.image_targets import SpaceNeeded
     from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import Signal

@@ -14,23 +14,21 @@ from nodeagent.eviction.consumers import find_consumers
 from nodeagent.eviction.container_removal import CriContainerCleaner
 from nodeagent.eviction.effects import EvictionFile, OutstandingEffects
 from nodeagent.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult
-from nodeagent.eviction.image_observation import ImageObservation
 from nodeagent.eviction.loop import EvictionLoop
 from nodeagent.eviction.page_cache import CgroupCacheReclaimer, PageCache
 from nodeagent.eviction.plan.state import suspended
 from nodeagent.eviction.pod_monitor import OomKillMonitor, PodMonitor
-from nodeagent.eviction.reclaimer import Reclaimer
+from nodeagent.eviction.reclaimer import ImageObservation, Reclaimer
 from nodeagent.eviction.reporting import EvictionReporter
-from nodeagent.eviction.signal_monitor import SignalMonitor
-from nodeagent.eviction.signals import EvictionSignalReader
+from nodeagent.eviction.signals import EvictionSignalReader, SignalMonitor
+from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.freed_space import make_visible
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.loop import log_result, log_start, wait_for_any
-from nodeagent.gc.outcomes import PassEnd
 from nodeagent.host.cgroups import is_populated, list_children, read_processes
-from nodeagent.host.process_kill import kill_processes
+from nodeagent.host.pod_disk import find_upper_directories, snapshotter_of
+from nodeagent.host.processes import kill_processes
 from nodeagent.host.psi_triggers import PressureTriggers
-from nodeagent.host.writable_layers import find_upper_directories, snapshotter_of
 from nodeagent.loops.memory import lock_memory
 from nodeagent.model import Role
 from nodeagent.model.decision import ItemKind
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
     from nodeagent.eviction.container_removal import ContainerCleaner
     from nodeagent.eviction.evictor import Evictor
     from nodeagent.gc.agent import Agent
-    from nodeagent.gc.outcomes import PassReport, Result
+    from nodeagent.gc.executor import PassReport, Result
     from nodeagent.gc.pass_state import Preview
     from nodeagent.model.pods import PodInventory
     from nodeagent.pods.reader import PodReader

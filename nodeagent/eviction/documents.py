@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.codec import Document, DocumentError, Number, Part, Time
 from nodeagent.api.common import Reason
-from nodeagent.api.document_error import DocumentError
 from nodeagent.eviction.pod_documents import PodFacts
 from nodeagent.schemas import SchemaId
 

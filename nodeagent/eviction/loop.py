@@ -22,7 +22,7 @@ from nodeagent.eviction.eviction_pass import Attempts, EvictionPass
 from nodeagent.eviction.plan.preview import FALLING_S, SOONEST_S
 from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.eviction.pod_eviction import SLACK_S, may_act
-from nodeagent.eviction.signal_monitor import RATE_S
+from nodeagent.eviction.signals import RATE_S
 from nodeagent.gc.loop import RuntimeWatch, wait_for_any
 from nodeagent.guarded_call import start_kernel_threads
 from nodeagent.host.psi_triggers import MEMORY_EVENTS

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.eviction.plan.thresholds import Threshold
-    from nodeagent.eviction.signal_monitor import SignalMonitor
-    from nodeagent.eviction.signals import SignalReadings
+    from nodeagent.eviction.signals import SignalMonitor, SignalReadings
     from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import FilesystemLayout
 

@@ -1,12 +1,14 @@
-"""Node-level reclaim before an eviction, executed as garbage collection passes."""
+"""Node-level reclaim before an eviction, executed as garbage collection passes; images are observed in advance."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnsupportedError
 from nodeagent.eviction.plan.reclaim import ReclaimAction, on_device, until_freed
-from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.executor import Outcome
 from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.image_protection import Irreplaceable
 from nodeagent.gc.plan.images import plan_image_gc
@@ -18,18 +20,17 @@ from nodeagent.pods.usage import total
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
+    from nodeagent.clock import Clock
     from nodeagent.eviction.plan.reclaim import ReclaimStep
-    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.executor import PassReport
     from nodeagent.gc.plan.image_targets import SpaceNeeded
     from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
     from nodeagent.model import NodeSnapshot, Sandbox
     from nodeagent.model.decision import Plan
     from nodeagent.model.pressure import OtherImageFilesystem
-
 
 IMAGE_ACTIONS: Final = frozenset({ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES})
 _SMALL = frozenset({ItemKind.SANDBOX, ItemKind.CONTAINER_LOG_LINK})
@@ -288,3 +289,58 @@ def _still_evicted(evicted: Mapping[str, Collection[str]], sandboxes: Iterable[S
         elif each.created_at > current.created_at:
             newest[each.uid] = each
     return frozenset(uid for uid, each in newest.items() if each.created_at is not None and each.id in evicted[uid])
+
+
+_USABLE_FOR_S: Final = 1.0
+"""Age in seconds up to which an observation is used for an image reclaim step, as for the measurement of the pods."""
+
+
+class ImageObservation:
+    """Observes the node for reclaim steps; one observation of the images serves all steps until the first removal."""
+
+    def __init__(self, observe: Callable[[Scope], Awaitable[NodeSnapshot]], clock: Clock) -> None:
+        """Create it; ``observe`` returns a new node snapshot of a scope."""
+        self._observe = observe
+        self._clock = clock
+        self._begun: asyncio.Future[NodeSnapshot] | None = None
+        self._begun_s = 0.0
+
+    async def prepare(self) -> None:
+        """Observe the node once, so that the first reclaim finds the caches of the observation filled.
+
+        A failure has no effect: a reclaim step observes the node itself.
+        """
+        with suppress(NodeAgentError):
+            for scope in (Scope.IMAGES, Scope.CONTAINERS):
+                await self._observe(scope)
+
+    def begin(self) -> None:
+        """Start an observation of the images for the next :meth:`observe`, unless a usable one exists."""
+        if self._usable() is not None:
+            return
+        self._begun_s = self._clock.monotonic_s()
+        self._begun = asyncio.ensure_future(self._observe(Scope.IMAGES))
+        self._begun.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+
+    async def observe(self, scope: Scope) -> NodeSnapshot:
+        """Return the node snapshot of a scope: for images the begun observation, if it is usable.
+
+        Raises:
+            NodeAgentError: the node could not be observed.
+        """
+        begun = self._usable() if scope is Scope.IMAGES else None
+        return await (self._observe(scope) if begun is None else begun)
+
+    def discard(self) -> None:
+        """End the use of a begun observation: before a removal, and at the end of a pass."""
+        if self._begun is not None:
+            self._begun.cancel()
+            self._begun = None
+
+    def _usable(self) -> asyncio.Future[NodeSnapshot] | None:
+        """Return the begun observation if it is running, or succeeded within the age limit."""
+        begun = self._begun
+        if begun is None or not begun.done():
+            return begun
+        is_recent = self._clock.monotonic_s() - self._begun_s <= _USABLE_FOR_S
+        return begun if is_recent and not begun.cancelled() and begun.exception() is None else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from nodeagent.config import value_forms as forms
-from nodeagent.config.fields import Check, Count, Duration, Percent, Period, Section, Switch, about, form
+from nodeagent.config.validation import Check, Count, Duration, Percent, Period, Section, Switch, about, form
 from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.eviction.plan.thresholds import DEFAULT_HARD, MEANINGS, Unit

@@ -15,7 +15,7 @@ from nodeagent.eviction.plan.memory_model import (
     memory_parts,
 )
 from nodeagent.model import pressure
-from nodeagent.model.memory import MemoryPart
+from nodeagent.model.pressure import MemoryPart
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.state import Evaluation
     from nodeagent.eviction.signals import SignalLayout, SignalReadings
-    from nodeagent.model.memory import MemoryCounters, NodeMemory
+    from nodeagent.model.pressure import MemoryCounters, NodeMemory
 
 
 class Threshold(Part, frozen=True, kw_only=True):

@@ -15,18 +15,17 @@ from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.agent_parts import open_parts, pass_lock
 from nodeagent.gc.collector import MAX_ROUNDS, Collector, RemovalCompletion
-from nodeagent.gc.history_writer import HistoryWriter
-from nodeagent.gc.outcomes import PassEnd
-from nodeagent.gc.pass_history import HistoryRecorder, past_pass, past_undo
+from nodeagent.gc.executor import PassEnd
+from nodeagent.gc.pass_history import HistoryRecorder, HistoryWriter, past_pass, past_undo
 from nodeagent.gc.pass_state import Preview
-from nodeagent.gc.plan.leaks import plan_leaks
+from nodeagent.gc.plan.consistency import plan_leaks
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import plan_id as make_plan_id
 from nodeagent.gc.restore import ImageUndo, NotUndoableError, RemovalRecovery
 from nodeagent.gc.snapshot.usage import read_breakdown
 from nodeagent.host.lock import process_lock
 from nodeagent.host.node import boot_id
-from nodeagent.host.process_identity import is_running, own_process
+from nodeagent.host.processes import is_running, own_process
 from nodeagent.loops.clock_reading import read_clocks
 from nodeagent.model import Role
 from nodeagent.model.decision import ItemKind
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.gc.agent_parts import AgentParts
-    from nodeagent.gc.outcomes import DryRunWatch, PassReport, Result
+    from nodeagent.gc.executor import DryRunWatch, PassReport, Result
     from nodeagent.gc.pass_history import PassStart
     from nodeagent.gc.plan.breakdown import Breakdown
     from nodeagent.gc.restore import UndoReport

@@ -1,4 +1,8 @@
-"""Parts of an agent from its settings: runtime clients, readers and removers on one connection and one clock."""
+"""Parts of an agent from its settings: runtime clients, readers and removers on one connection and one clock.
+
+Previews of commands without a daemon use only the parts that read and plan. The other parts (removers, recovery, undo
+and history) are not imported here: their import takes as long as an observation of the node.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import asyncio
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
+from nodeagent.clock import SystemClock
 from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.pass_state import preview_pass
 from nodeagent.gc.snapshot.node import Observer, ObserverSettings, StoredSnapshotUsage
 from nodeagent.host.container_processes import find_running
 from nodeagent.host.database_revision import read_database_revision
@@ -17,14 +23,14 @@ from nodeagent.host.lock import lock_identity
 from nodeagent.host.node import boot_id
 from nodeagent.loops.clock_reading import read_clocks
 from nodeagent.pods.images import make_bound_pods, make_pod_image_reader
+from nodeagent.pods.role import RoleWatch
 from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import Record
 from nodeagent.runtime.connection import configured_connection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
-from nodeagent.runtime.cri_storage import CriOnlyStorage
 from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
-from nodeagent.runtime.storage_backend import ContainerdStorage
+from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.store import Store, gap_limits
 
@@ -33,11 +39,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.clock import Clock
+    from nodeagent.gc.pass_state import Preview
+    from nodeagent.gc.plan.policy import Scope
     from nodeagent.gc.remover_factory import RemoverFactory
     from nodeagent.gc.restore import ImageUndo
     from nodeagent.gc.snapshot.images import PodImageSource
     from nodeagent.model import FsObservation, Role
-    from nodeagent.pods.role import RoleWatch
     from nodeagent.pods.sources import BoundPods
     from nodeagent.runtime.connection import CallObserver, RuntimeConnection
     from nodeagent.runtime.storage_backend import StorageBackend
@@ -206,3 +213,37 @@ def _storage_backend(
         read_owner,
         read_revision=partial(read_database_revision, connection.socket),
     )
+
+
+class Previews(Protocol):
+    """Source of previews of this node: a :class:`Previewer`, or the daemon's agent."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings with the policies of the plans."""
+
+    async def preview(self, scope: Scope) -> Preview:
+        """Observe and plan a pass without any change to the node."""
+
+
+class Previewer(Record):
+    """Observer and planner of a node, with the settings; writes no state files."""
+
+    settings: Settings
+    observer: Observer
+
+    async def preview(self, scope: Scope) -> Preview:
+        """Observe and plan a pass without any change to the node."""
+        return await preview_pass(self.observer, self.settings.policy, scope)
+
+
+@asynccontextmanager
+async def open_previewer(settings: Settings) -> AsyncIterator[Previewer]:
+    """Compose a previewer from validated settings; the connection to the runtime is closed on exit.
+
+    Raises:
+        RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
+    """
+    clock = SystemClock()
+    async with open_parts(settings, record=False, clock=clock, roles=RoleWatch(clock), reuses_lists=False) as parts:
+        yield Previewer(settings, parts.make_observer())

@@ -11,8 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.executor import DryRunRemover, Interrupted, carry_out
-from nodeagent.gc.outcomes import Outcome, PassEnd, Result
+from nodeagent.gc.executor import DryRunRemover, Interrupted, Outcome, PassEnd, Result, carry_out
 from nodeagent.gc.pass_history import NoRecorder
 from nodeagent.gc.pass_state import (
     Measurement,
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from nodeagent.clock import Clock
-    from nodeagent.gc.executor import BatchRemover, Remover
-    from nodeagent.gc.outcomes import MeasuredFilesystem, PassReport
+    from nodeagent.gc.executor import BatchRemover, MeasuredFilesystem, PassReport, Remover
     from nodeagent.gc.pass_history import PassRecorder
     from nodeagent.gc.pass_state import Observer
     from nodeagent.gc.plan.policy import GCPolicy

@@ -1,19 +1,239 @@
-"""Execution of a plan: guarded removals in order, until finished or stopped."""
+"""Execution of a plan: guarded removals in order, until finished or stopped, and their outcomes.
+
+A dry run removes nothing, so every pass plans the same removals again. Only changes between successive dry runs of one
+loop are logged and recorded. An item with a changed reason code counts as newly planned.
+"""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.outcomes import Outcome, Result
-from nodeagent.record import replace
+from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from nodeagent.clock import Clock
-    from nodeagent.model.decision import Decision, ItemKind
+    from nodeagent.model import FsObservation
+    from nodeagent.model.decision import Decision, ItemKind, Plan, ReasonCode
+
+
+class Outcome(StrEnum):
+    """Outcome of one planned removal. The values are part of the JSON output and of logs."""
+
+    DONE = "done"
+    GONE = "gone"
+    CHANGED = "changed"
+    FAILED = "failed"
+    DRY_RUN = "dry-run"
+    NOT_NEEDED = "not-needed"
+    NOT_ATTEMPTED = "not-attempted"
+
+
+class PassEnd(StrEnum):
+    """End of a pass. The values are part of the JSON output and of logs."""
+
+    COMPLETE = "complete"
+    NOTHING_TO_DO = "nothing-to-do"
+    SHORTFALL = "shortfall"
+    CANCELLED = "cancelled"
+    RUNTIME_LOST = "runtime-lost"
+    REFUSED = "refused"
+
+
+class Result(Record):
+    """One planned removal with its outcome.
+
+    Attributes:
+        detail: cause of the outcome; empty for an outcome without a cause.
+        freed_bytes: bytes confirmed as freed by this item; ``None`` if not measured.
+        duration_s: duration of the removal.
+        undo_until: end of its undo window, which frees its space; ``None`` without an undo window.
+    """
+
+    decision: Decision
+    outcome: Outcome
+    detail: str = ""
+    freed_bytes: int | None = None
+    duration_s: float = 0.0
+    undo_until: datetime | None = None
+
+
+class MeasuredFilesystem(Record):
+    """Readings of an image filesystem before and after a pass."""
+
+    before: FsObservation
+    after: FsObservation
+
+    @property
+    def freed_bytes(self) -> int | None:
+        """Increase of its available bytes, writes and deletions of other processes included.
+
+        ``None`` if another filesystem was mounted during the pass, or if other processes wrote more than was freed.
+        """
+        freed_bytes = self.after.available_bytes - self.before.available_bytes
+        return freed_bytes if self.before.device_id == self.after.device_id and freed_bytes >= 0 else None
+
+
+class PassReport(Record):
+    """Plans, results and effect of one pass.
+
+    Attributes:
+        plans: the plans of all rounds; a pass has several rounds if items failed or less was freed than planned.
+        before: the image filesystem in the first plan's snapshot.
+        after: the image filesystem after the last removal; ``None`` in a dry run and after a failed measurement.
+        duration_s: seconds of the first observation and of the removals, without the wait for a confirmation.
+        collected_bytes: size of the unreferenced content collected by the runtime on request.
+        settled_s: part of ``duration_s`` spent waiting for container creations in progress.
+        end_detail: the cause of an incomplete pass, as a sentence; empty if complete.
+        filesystems: each image filesystem of a node with several, if measured; ``before`` and ``after`` are the first.
+    """
+
+    id: str
+    scope: str
+    trigger: str
+    started_at: datetime
+    duration_s: float
+    dry_run: bool
+    plans: tuple[Plan, ...]
+    results: tuple[Result, ...]
+    end: PassEnd
+    end_detail: str = ""
+    before: FsObservation | None = None
+    after: FsObservation | None = None
+    warnings: tuple[str, ...] = field(default=())
+    collected_bytes: int = 0
+    settled_s: float = 0.0
+    filesystems: tuple[MeasuredFilesystem, ...] = ()
+
+    @property
+    def removed(self) -> tuple[Result, ...]:
+        """Results of removed items, including items removed by another process."""
+        return tuple(result for result in self.results if result.outcome in (Outcome.DONE, Outcome.GONE))
+
+    @property
+    def failed(self) -> tuple[Result, ...]:
+        """Results of failed removals."""
+        return tuple(result for result in self.results if result.outcome is Outcome.FAILED)
+
+    @property
+    def predicted_bytes(self) -> int:
+        """Predicted bytes of removed items without an undo window, plus ``collected_bytes``."""
+        freed = [each.decision.frees_bytes or 0 for each in self.removed if each.undo_until is None]
+        return self.collected_bytes + sum(freed)
+
+    @property
+    def undo_until(self) -> datetime | None:
+        """Latest end of the undo windows of the removals; ``None`` without an undo window."""
+        return max((each.undo_until for each in self.results if each.undo_until is not None), default=None)
+
+    @property
+    def undo_bytes(self) -> int:
+        """Predicted bytes that the end of the undo windows will free."""
+        return bytes_in_undo_windows(self.results)
+
+    @property
+    def freed_bytes(self) -> int | None:
+        """Increase of the available bytes of all image filesystems.
+
+        ``None`` if not measured, and if nothing was removed except images in their undo window, which free space later.
+        """
+        if not self.collected_bytes and all(each.undo_until is not None for each in self.removed):
+            return None
+        if self.filesystems:
+            known = [each.freed_bytes for each in self.filesystems if each.freed_bytes is not None]
+            return sum(known) if known else None
+        if self.before is None or self.after is None:
+            return None
+        return MeasuredFilesystem(self.before, self.after).freed_bytes
+
+
+def bytes_in_undo_windows(results: Iterable[Result]) -> int:
+    """Return the predicted bytes of removed images in their undo window."""
+    return sum(each.decision.frees_bytes or 0 for each in results if each.undo_until is not None)
+
+
+_GONE = "it no longer exists"
+_Key = tuple["ItemKind", str]
+
+
+class Dropped(Record):
+    """An item that the previous dry run planned to remove and the current one does not.
+
+    Attributes:
+        why: reason that the removal is no longer planned, as text.
+    """
+
+    kind: ItemKind
+    id: str
+    name: str
+    why: str
+
+
+class Changes(Record):
+    """Changes between the previous dry run and the current dry run.
+
+    Attributes:
+        planned: the newly planned removals, in order.
+        dropped: the removals that are no longer planned.
+        since: id of the last dry run with a change, whose record has the removals; empty for the first dry run.
+    """
+
+    planned: tuple[Result, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    since: str = ""
+
+    def __bool__(self) -> bool:
+        """Return whether anything changed."""
+        return bool(self.planned or self.dropped)
+
+
+class DryRunWatch:
+    """Comparison of the successive dry runs of one loop.
+
+    Attributes:
+        last: changes of the last dry run.
+    """
+
+    def __init__(self) -> None:
+        """Start without a previous dry run, so that the first report has new removals only."""
+        self.last = Changes()
+        self._planned: Mapping[_Key, tuple[str, ReasonCode]] = {}
+        self._changed_in = ""
+
+    def compare(self, report: PassReport) -> Changes:
+        """Return the changes since the last dry run; none for a pass without a complete plan."""
+        if any(plan.blocked for plan in report.plans):
+            self.last = Changes(since=self._changed_in)
+            return self.last
+        results = [each for each in report.results if each.outcome is Outcome.DRY_RUN]
+        now = {(each.decision.kind, each.decision.id): each.decision for each in results}
+        planned = tuple(each for each in results if self._is_new(each.decision))
+        missing = {key: name for key, (name, _) in self._planned.items() if key not in now}
+        kept = _decisions(report, missing) if missing else {}
+        dropped = tuple(
+            Dropped(*key, name, kept[key].reason.sentence if key in kept else _GONE) for key, name in missing.items()
+        )
+        self._planned = {key: (each.name, each.reason.code) for key, each in now.items()}
+        self.last = Changes(planned, dropped, self._changed_in)
+        if self.last:
+            self._changed_in = report.id
+        return self.last
+
+    def _is_new(self, decision: Decision) -> bool:
+        before = self._planned.get((decision.kind, decision.id))
+        return before is None or before[1] is not decision.reason.code
+
+
+def _decisions(report: PassReport, keys: Container[_Key]) -> dict[_Key, Decision]:
+    """Return the decisions of a pass on the items with these keys, by key."""
+    decided = ((each.kind, each.id, each) for plan in report.plans for each in plan.decisions)
+    return {(kind, item_id): each for kind, item_id, each in decided if (kind, item_id) in keys}
+
 
 BATCH: Final = 8
 """Number of items per call of a batch remover that handles a stop request between calls only."""

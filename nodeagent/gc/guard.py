@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.pods.images import no_pod_images
 from nodeagent.record import Record, replace
-from nodeagent.runtime.image_records import is_pinned, unlisted_containers
+from nodeagent.runtime.storage_graph import is_pinned, unlisted_containers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator

@@ -13,13 +13,13 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.gc.executor import Outcome, Result
 from nodeagent.gc.guard import DEFAULT_SETTLE_S, Waits
-from nodeagent.gc.outcomes import Outcome, Result
 from nodeagent.gc.removers import FreshReader, ImageRemover, changed_since
 from nodeagent.gc.transaction import Candidate, LeaseRefusedError, TransactionServices, begin
 from nodeagent.record import replace
-from nodeagent.runtime.image_records import is_pinned
 from nodeagent.runtime.leases import MAX_LABELS_BYTES, ImageName
+from nodeagent.runtime.storage_graph import is_pinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.executor import BATCH
-from nodeagent.gc.outcomes import Outcome, Result
-from nodeagent.gc.plan.leaks import piece_name
+from nodeagent.gc.executor import BATCH, Outcome, Result
+from nodeagent.gc.plan.consistency import piece_name
 from nodeagent.gc.plan.pod_logs import keep_tree
-from nodeagent.host import log_removal
+from nodeagent.host import pod_logs as log_removal
 from nodeagent.host.pod_logs import read_log_tree
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.model.decision import ItemKind

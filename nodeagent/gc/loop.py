@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.loops.memory import release_memory
 from nodeagent.model.decision import Verdict
 from nodeagent.record import Record
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.gc.outcomes import Changes, PassReport, Result
+    from nodeagent.gc.executor import Changes, PassReport, Result
     from nodeagent.gc.pass_history import PassStart
     from nodeagent.gc.pass_state import Preview
     from nodeagent.gc.plan.policy import Scope

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec.structs import force_setattr
 
 from nodeagent.errors import NodeAgentError
+from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassReport, bytes_in_undo_windows
 from nodeagent.gc.freed_space import make_visible
-from nodeagent.gc.outcomes import MeasuredFilesystem, Outcome, PassEnd, PassReport, bytes_in_undo_windows
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import Scope, Spent
 from nodeagent.model.decision import Accounting, ItemKind
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
 
-    from nodeagent.gc.outcomes import Result
+    from nodeagent.gc.executor import Result
     from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
     from nodeagent.model import FsObservation, NodeSnapshot

@@ -13,7 +13,7 @@ from nodeagent.model.decision import ItemKind
 from nodeagent.pods.images import no_pod_images
 from nodeagent.record import Record
 from nodeagent.runtime.cri import mounts_images
-from nodeagent.runtime.cri_storage import CriOnlyStorage
+from nodeagent.runtime.storage_backend import CriOnlyStorage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

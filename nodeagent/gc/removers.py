@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, RuntimeUnsupportedError, StoreError
-from nodeagent.gc.outcomes import Outcome, Result
+from nodeagent.gc.executor import Outcome, Result
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.keep_rules import holds_in_force
 from nodeagent.model import ContainerState, NodeSnapshot

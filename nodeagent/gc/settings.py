@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from nodeagent.config import value_forms as forms
-from nodeagent.config.fields import (
+from nodeagent.config.validation import (
     Check,
     Count,
     Directory,

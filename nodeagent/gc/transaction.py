@@ -21,10 +21,10 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
     RuntimeUnsupportedError,
 )
+from nodeagent.gc.executor import Outcome, Result
 from nodeagent.gc.guard import Settled, settle
-from nodeagent.gc.outcomes import Outcome, Result
 from nodeagent.record import Record
-from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.connection import run_bounded
 from nodeagent.runtime.leases import holder_of, is_disk_full
 from nodeagent.runtime.metadata_graph import SNAPSHOTS
 from nodeagent.units import format_time
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from nodeagent.model import ClockTrust, Image
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage
-    from nodeagent.runtime.image_records import ImageExtent
     from nodeagent.runtime.leases import ImageName, Restored
     from nodeagent.runtime.storage_backend import RemovalRecords
+    from nodeagent.runtime.storage_graph import ImageExtent
 
 WINDOW: Final = timedelta(hours=24)
 """Lifetime of a transaction's lease, after which containerd deletes the lease; the same as containerd's default."""

@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.cgroups import read_cpu_us
-from nodeagent.host.process_identity import read_stat
-from nodeagent.host.process_kill import read_cgroup_names, signal_member
+from nodeagent.host.processes import read_cgroup_names, read_stat, signal_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from nodeagent.clock import Clock
-    from nodeagent.host.process_identity import ProcessStat
+    from nodeagent.host.processes import ProcessStat
 
 MAX_DIRECTORIES: Final = 100_000
 """Maximum number of cgroups to read."""

@@ -30,7 +30,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.sockets import ListenerReader
-from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces
+from nodeagent.model.node import KubeletProcess, KubeletTraces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

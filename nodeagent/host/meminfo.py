@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import psutil
 
 from nodeagent.errors import ObservationError
-from nodeagent.model.memory import ArcSize, MemoryCounters, NodeMemory, PodsMemory, ReclaimActivity
-from nodeagent.model.pressure import MemorySource
+from nodeagent.model.pressure import ArcSize, MemoryCounters, MemorySource, NodeMemory, PodsMemory, ReclaimActivity
 from nodeagent.record import replace
 
 if TYPE_CHECKING:

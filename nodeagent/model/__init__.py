@@ -4,19 +4,24 @@ The types have no behaviour beyond properties computed from their fields. Mappin
 plain ``dict`` is used instead of a read-only wrapper, because a node has tens of thousands of mappings.
 """
 
-from nodeagent.model.clock_trust import TRUSTED, ClockTrust
-from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
+from nodeagent.model.clock import TRUSTED, ClockTrust
 from nodeagent.model.node import (
     ALL_IMAGES,
     LONGEST_HOLD_S,
     NO_POD_IMAGES,
     ContainerLogLink,
     Hold,
+    KubeletProcess,
+    KubeletTraces,
     LogOpeners,
     LogTree,
     NodeSnapshot,
     PodImages,
     PodLogDirectory,
+    Role,
+    RoleBasis,
+    RoleDecision,
+    RoleMemory,
     RuntimeInfo,
 )
 from nodeagent.model.pods import PodList, PodListSource

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import force_setattr
 
-from nodeagent.model.clock_trust import TRUSTED, ClockTrust
+from nodeagent.model.clock import TRUSTED, ClockTrust
 from nodeagent.record import KeyedRecord, Record, field
 
 if TYPE_CHECKING:

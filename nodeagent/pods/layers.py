@@ -17,7 +17,7 @@ from nodeagent.errors import NodeAgentError
 from nodeagent.model import ContainerState
 from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.record import replace
-from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.connection import run_bounded
 from nodeagent.runtime.cri_messages import ContainerUsage
 
 if TYPE_CHECKING:

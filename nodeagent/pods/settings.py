@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from nodeagent.config.fields import OptionalPath, Section, Switch, about, form
+from nodeagent.config.validation import OptionalPath, Section, Switch, about, form
 from nodeagent.errors import ConfigError
 from nodeagent.model.access import KubeletAccess
 from nodeagent.record import Record

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.connection import run_bounded
 from nodeagent.runtime.containerd_records import KIND_LABEL
 from nodeagent.runtime.metadata_graph import EXPIRE
 

@@ -10,8 +10,7 @@ from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import RuntimeInfo
 from nodeagent.record import replace
-from nodeagent.runtime.bounded_calls import run_bounded
-from nodeagent.runtime.connection import Method
+from nodeagent.runtime.connection import Method, run_bounded
 from nodeagent.runtime.cri_messages import (
     ImageFsInfo,
     decode_container,

@@ -38,7 +38,7 @@ from google.protobuf.message import DecodeError
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.record import Record
-from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.connection import run_bounded
 from nodeagent.runtime.containerd_records import KIND_LABEL, REMOVED, LeasedResource, decode_encoded_image, is_undo
 from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, references
 

@@ -35,8 +35,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from google.protobuf.message import Message
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
-from nodeagent.runtime.bounded_calls import run_bounded
-from nodeagent.runtime.connection import MAX_ANSWER_BYTES
+from nodeagent.runtime.connection import MAX_ANSWER_BYTES, run_bounded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.model import PieceKind, StoredPiece
 from nodeagent.record import Record, replace
-from nodeagent.runtime.bounded_calls import gather_all, run_bounded
+from nodeagent.runtime.connection import gather_all, run_bounded
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
     DEFAULT_SNAPSHOTTER,

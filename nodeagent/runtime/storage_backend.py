@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002 - the null backend ignores its arguments
 """Storage below CRI: image names, layers and unreferenced content.
 
 CRI lists images with compressed sizes and removes single images. A storage backend adds a runtime's own records:
@@ -16,12 +17,12 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.errors import ObservationError, RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.record import Record
-from nodeagent.runtime.bounded_calls import gather_all, run_bounded
-from nodeagent.runtime.image_records import PINNED_LABEL
+from nodeagent.runtime.connection import gather_all, run_bounded
 from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER
 from nodeagent.runtime.namespace_lists import NO_STORES, StorageLists, Stores, list_namespace
+from nodeagent.runtime.storage_graph import PINNED_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import SnapshotUsage, StoredContainer, StoredImage
     from nodeagent.runtime.creations import Creations
-    from nodeagent.runtime.image_records import ImageExtent
     from nodeagent.runtime.leases import ImageLeases, UndoLeases
     from nodeagent.runtime.namespace_lists import DiskFormat, NamespaceLists
-    from nodeagent.runtime.storage_graph import LayerCache
+    from nodeagent.runtime.storage_graph import ImageExtent, LayerCache
 
 
 class RemovalRecords(Record):
@@ -332,3 +332,89 @@ class ContainerdStorage:
 
     def _extents(self, names: Mapping[str, Sequence[StoredImage]]) -> dict[str, ImageExtent]:
         return self._cache.extents(names) if self._cache is not None else {}
+
+
+_DISABLED = "runtime.containerd_api is off"
+_NO_RECORDS = "references are recorded only by containerd's own services: disabled or unavailable"
+
+
+class CriOnlyStorage:
+    """The null backend: no records beyond CRI. Deletions and collections fail."""
+
+    enabled = False
+
+    async def list_records(self) -> StorageLists | None:
+        """Return ``None``, since CRI has no storage records."""
+        return None
+
+    async def build_graph(
+        self,
+        images: Sequence[Image],
+        *,
+        snapshotter: str | None,
+        path: str,
+        containers: tuple[StoredContainer, ...] | None = None,
+        lists: StorageLists | None = None,
+    ) -> StorageGraph | None:
+        """Return ``None``, since CRI has no records of layers."""
+        return None
+
+    async def find_unreferenced(
+        self,
+        *,
+        snapshotter: str | None,
+        path: str,
+    ) -> tuple[UnreferencedPiece, ...]:
+        """Raise ObservationError, since CRI has no records of references."""
+        raise ObservationError(_NO_RECORDS)
+
+    async def read_store_paths(self) -> Mapping[str, str]:
+        """Return an empty mapping, since CRI does not report the directories of stores."""
+        return {}
+
+    async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
+        """Return an empty tuple, since CRI has no records of image names."""
+        return ()
+
+    async def list_containers(self) -> tuple[StoredContainer, ...]:
+        """Return an empty tuple, since CRI has no records of containers of other clients."""
+        return ()
+
+    async def read_writable_bytes(self) -> dict[str, int]:
+        """Return an empty mapping, since CRI has no access to snapshots."""
+        return {}
+
+    async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
+        """Return ``None``, since CRI has no access to snapshots."""
+        return None
+
+    async def has_writable_layer(self, container_id: str) -> bool:
+        """Return false, since CRI has no access to snapshots."""
+        return False
+
+    async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
+        """Raise NodeAgentError, since CRI removes whole images, not single names."""
+        raise NodeAgentError(_DISABLED)
+
+    async def pin_image(self, name: str) -> bool:
+        """Raise NodeAgentError, since CRI cannot pin an image."""
+        raise NodeAgentError(_DISABLED)
+
+    async def delete_content(self, digest: str) -> bool:
+        """Raise NodeAgentError, since CRI has no blobs."""
+        raise NodeAgentError(_DISABLED)
+
+    async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
+        """Raise NodeAgentError, since CRI has no snapshots."""
+        raise NodeAgentError(_DISABLED)
+
+    async def collect_garbage(self) -> None:
+        """Raise NodeAgentError, since CRI has no garbage collection."""
+        raise NodeAgentError(_DISABLED)
+
+    async def remove_orphaned_directories(self, snapshotter: str) -> None:
+        """Do nothing, since CRI has no access to snapshots."""
+
+    @property
+    def removals(self) -> None:
+        """Return ``None``, since a CRI RemoveImage call cannot be undone."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from nodeagent.cluster.settings import KubernetesSection
 from nodeagent.config import value_forms as forms
-from nodeagent.config.fields import (
+from nodeagent.config.validation import (
     Check,
     Count,
     Directory,
@@ -25,8 +25,7 @@ from nodeagent.gc.settings import ContainerGCSection, ImageGCSection, ProtectSec
 from nodeagent.model import Role
 from nodeagent.pods.settings import KubeletSection
 from nodeagent.record import field
-from nodeagent.settings.control import ControlSection
-from nodeagent.settings.metrics import MetricsSection
+from nodeagent.settings.endpoints import ControlSection, MetricsSection
 from nodeagent.settings.settings import Settings
 from nodeagent.shutdown.settings import ShutdownSection
 from nodeagent.units import parse_bytes, parse_duration_s

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from nodeagent.config import fields
+from nodeagent.config import validation as fields
 from nodeagent.settings.models import Config
 from nodeagent.text import escape, masked
 

@@ -8,8 +8,7 @@ from nodeagent.cluster.settings import KubernetesSettings
 from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.pods.settings import KubeletSettings
 from nodeagent.record import Record, field
-from nodeagent.settings.control import ControlSettings
-from nodeagent.settings.metrics import MetricsSettings
+from nodeagent.settings.endpoints import ControlSettings, MetricsSettings
 from nodeagent.shutdown.settings import ShutdownSettings
 
 if TYPE_CHECKING:

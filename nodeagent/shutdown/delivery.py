@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import ContainerState
-from nodeagent.shutdown.plan.timing import delayed_kill_ms
+from nodeagent.shutdown.plan.budget import delayed_kill_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
     from datetime import datetime
 
-    from nodeagent.shutdown.pod_record import ContainerStop, PodRecord, Processes, Stopper
+    from nodeagent.shutdown.recorder import ContainerStop, PodRecord, Processes, Stopper
 
 RETRY_S: Final = 0.2
 _BATCH: Final = 16

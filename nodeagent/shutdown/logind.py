@@ -19,12 +19,12 @@ from nodeagent.host.dbus import (
     MANAGER,
     Bus,
     BusCallError,
+    DelayLock,
     list_inhibitors,
     owner_of_logind,
     read_limit_us,
     read_property,
 )
-from nodeagent.host.delay_lock import DelayLock
 from nodeagent.record import Record
 from nodeagent.shutdown.plan.inhibitor import (
     AgentStopping,

@@ -12,9 +12,8 @@ from nodeagent.model.stops import LastActivity
 from nodeagent.pods.reader import make_pod_reader
 from nodeagent.runtime.connection import configured_connection
 from nodeagent.runtime.cri import CriClient
-from nodeagent.shutdown.plan.phases import signal_number
-from nodeagent.shutdown.pod_record import RunningPod
-from nodeagent.shutdown.recorder import running_pods
+from nodeagent.shutdown.plan.budget import signal_number
+from nodeagent.shutdown.recorder import RunningPod, running_pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,27 +1,29 @@
-"""Records of node stops: a state file that outlives a crash, the record of this boot, and the history."""
+"""Records of node stops: progress of each pod, a state file that outlives a crash, this boot, and the history."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import StoreError
-from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.record import replace
-from nodeagent.shutdown.plan.timing import outcome_summary
+from nodeagent.model import PodOutcome
+from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
+from nodeagent.record import Record, replace
+from nodeagent.shutdown.plan.budget import ContainerEnd, exit_note, outcome_summary, pod_outcome
 from nodeagent.shutdown.state_file import ShutdownFiles
 from nodeagent.store.history import History, Retention, configured_retention
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import asyncio
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
+    from nodeagent.model import Container, ShutdownPod
     from nodeagent.settings.settings import Settings
-    from nodeagent.shutdown.pod_record import RunningPod
 
 MAX_LISTED_PODS: Final = 50
 STALLED_AFTER_S: Final = 10.0
@@ -182,3 +184,287 @@ def summary(stop: NodeStop) -> dict[str, object]:
 
 def _names(pods: Iterable[StoppedPod]) -> list[str]:
     return [f"{each.namespace}/{each.name}" for each in pods][:MAX_LISTED_PODS]
+
+
+NO_TERM: Final = "no TERM"
+"""Remark in the record of a pod to which no TERM was sent."""
+
+
+class Stopper(Protocol):
+    """Runtime calls that stop containers and sandboxes.
+
+    The methods raise errors of the runtime; a container or sandbox that was not found counts as stopped.
+    """
+
+    async def version(self) -> object:
+        """Return once the runtime has received all earlier requests."""
+
+    async def stop_container(self, container_id: str, timeout_s: int) -> None:
+        """Send TERM to a container, and KILL after ``timeout_s`` seconds; return once the container has stopped."""
+
+    async def container_status(self, container_id: str) -> Container:
+        """Return a container with its exit code; raise RuntimeNotFoundError if the container does not exist."""
+
+    async def stop_sandbox(self, sandbox_id: str) -> None:
+        """Stop a sandbox with its containers."""
+
+
+class Processes(Protocol):
+    """The processes of containers, independent of the runtime."""
+
+    on_change: Callable[[], None]
+
+    async def locate(self, container_ids: Collection[str], /) -> bool:
+        """Find the processes of containers; return whether containers without found processes have no processes."""
+
+    def watch(self, container_ids: Collection[str], /) -> None:
+        """Call ``on_change`` when the processes of a located container have ended."""
+
+    def is_located(self, container_id: str, /) -> bool:
+        """Return whether the processes of a container were found; they may have ended since."""
+
+    def is_populated(self, container_id: str, /) -> bool | None:
+        """Return whether a container has processes; ``None`` if its processes were not found."""
+
+    def terminate(self, container_id: str, /) -> bool:
+        """Send TERM to the main process of a container; return whether the process was signalled."""
+
+    def kill(self, container_id: str, /) -> bool:
+        """Send KILL to all processes of a container; return whether any process was signalled."""
+
+    def has_stopped_shim(self, container_id: str, /) -> bool:
+        """Return whether the runtime's shim of a container is stopped."""
+
+    def has_pending_term(self, container_id: str, /) -> bool:
+        """Return whether a TERM is pending in the main process of a container."""
+
+    def is_delayed(self, container_id: str, /) -> bool:
+        """Return whether the main process of a container is waiting for CPU, memory or disk."""
+
+    def cpu_us(self, container_id: str, /) -> int | None:
+        """Return the CPU time of a container in microseconds; ``None`` if unknown."""
+
+
+class NoProcesses:
+    """Substitute without access to processes, for shutdowns through the runtime alone."""
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+
+    async def locate(self, _container_ids: Collection[str], /) -> bool:
+        """Return false: the search was not complete."""
+        return False
+
+    def watch(self, _container_ids: Collection[str], /) -> None:
+        """Do nothing."""
+
+    def is_located(self, _container_id: str, /) -> bool:
+        """Return false: the processes are unknown."""
+        return False
+
+    def is_populated(self, _container_id: str, /) -> bool | None:
+        """Return ``None``: the processes are unknown."""
+        return None
+
+    def terminate(self, _container_id: str, /) -> bool:
+        """Return false, without a signal."""
+        return False
+
+    def kill(self, _container_id: str, /) -> bool:
+        """Return false, without a signal."""
+        return False
+
+    def has_stopped_shim(self, _container_id: str, /) -> bool:
+        """Return false: the shim is unknown."""
+        return False
+
+    def has_pending_term(self, _container_id: str, /) -> bool:
+        """Return false: pending signals are unknown."""
+        return False
+
+    def is_delayed(self, _container_id: str, /) -> bool:
+        """Return false: the process state is unknown."""
+        return False
+
+    def cpu_us(self, _container_id: str, /) -> int | None:
+        """Return ``None``: the CPU time is unknown."""
+        return None
+
+
+class RunningPod(Record):
+    """A pod with running containers or a ready sandbox.
+
+    Attributes:
+        pod: the pod, with its running containers only.
+        sandbox_ids: ids of its ready sandboxes.
+    """
+
+    pod: ShutdownPod
+    sandbox_ids: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class ContainerStop:
+    """One container with a stop request.
+
+    Attributes:
+        requested: whether a stop request to the runtime is pending.
+        signalled_at_ms: time of TERM, confirmed by the runtime or sent directly, in milliseconds since the shutdown
+            began; ``None`` before.
+        direct: whether TERM was sent directly.
+        answered: whether the runtime reported its end.
+        seen_at_ms: last observation of its processes, at first the time of the stop request; in milliseconds since the
+            shutdown began.
+        ended_at_ms: its end, in milliseconds since the shutdown began; ``None`` before.
+        end_inferred: whether the end of its processes was not observed at once; the runtime's exit time is then used.
+        observed: whether its processes were found, by this or by an earlier process of the agent.
+        killed: whether KILL was sent while it had processes; ``None`` if an earlier process of the agent may have sent
+            KILL.
+        kill_due_ms: first due time of KILL, in milliseconds since the shutdown began; ``None`` before.
+        killed_unhandled: whether KILL was sent while TERM was pending in its main process.
+        cpu_us: CPU time in microseconds before the stop request; ``None`` if unknown.
+        call: the pending stop request.
+        problem: error text of the last failure; empty without a failure.
+    """
+
+    id: str
+    signalled_at_ms: int | None = None
+    seen_at_ms: int = 0
+    requested: bool = False
+    direct: bool = False
+    answered: bool = False
+    ended_at_ms: int | None = None
+    end_inferred: bool = False
+    observed: bool = False
+    killed: bool | None = False
+    kill_due_ms: int | None = None
+    killed_unhandled: bool = False
+    exit_code: int | None = None
+    cpu_us: int | None = None
+    call: asyncio.Task[None] | None = None
+    killer: asyncio.Task[None] | None = None
+    problem: str = ""
+
+    def infer_end(self, reported_ms: int) -> None:
+        """Use the exit time that the runtime reports, if the end was not observed at once.
+
+        A jump of the wall clock falsifies the reported time, so it is limited to the time without an observation.
+        """
+        if self.end_inferred and self.ended_at_ms is not None:
+            self.ended_at_ms = max(self.seen_at_ms, min(self.ended_at_ms, reported_ms))
+
+    @property
+    def end(self) -> ContainerEnd:
+        """End of the container, as input of ``pod_outcome``."""
+        return ContainerEnd(self.ended_at_ms is not None, self.killed, self.exit_code)
+
+
+@dataclass(slots=True)
+class PodRecord:
+    """One pod with a stop request.
+
+    Attributes:
+        own_grace_ms: its termination grace period; ``None`` if unknown.
+        phase: index of its phase.
+        readings: number of pending readings of exit codes.
+        is_final: whether ``outcome`` is final.
+        is_overdue: whether it had processes at the end of the run.
+    """
+
+    pod: ShutdownPod
+    why: str
+    phase: int
+    phase_name: str
+    requested_at_ms: int
+    own_grace_ms: int | None = None
+    containers: dict[str, ContainerStop] = field(default_factory=dict)
+    outcome: PodOutcome = PodOutcome.STOPPING
+    took_ms: int | None = None
+    readings: int = 0
+    is_final: bool = False
+    is_overdue: bool = False
+    detail: str = ""
+
+    @property
+    def running(self) -> list[ContainerStop]:
+        """Containers of the pod that have not ended."""
+        return [each for each in self.containers.values() if each.ended_at_ms is None]
+
+    @property
+    def signalled_at_ms(self) -> int | None:
+        """Time of the last TERM to its running containers; ``None`` while any TERM is unconfirmed."""
+        times = [each.signalled_at_ms for each in self.containers.values() if each.ended_at_ms is None]
+        known = [each for each in times if each is not None]
+        return max(known) if known and len(known) == len(times) else None
+
+    @property
+    def known_outcome(self) -> PodOutcome:
+        """Outcome of the pod; until its exit codes are known, the outcome for the usual exit codes."""
+        if self.is_final or self.took_ms is None:
+            return self.outcome
+        return pod_outcome([each.end for each in self.containers.values()])
+
+    def end(self, now_ms: int) -> None:
+        """Record the duration from the stop request to the end of the pod's processes."""
+        ended_ms = max((each.ended_at_ms or 0 for each in self.containers.values()), default=now_ms)
+        self.took_ms = max(0, ended_ms - self.requested_at_ms)
+
+    def exceed_time(self, problem: str) -> None:
+        """Set the outcome to failed at the end of the run; it changes if the pod's processes end later."""
+        self.outcome, self.is_overdue = PodOutcome.FAILED, True
+        for each in self.running:
+            each.problem = each.problem or problem
+
+    def conclude(self) -> None:
+        """Set the final outcome and detail from the ends of the pod's containers."""
+        ends = [each.end for each in self.containers.values()]
+        self.outcome, self.is_final = pod_outcome(ends), True
+        self.detail = exit_note(ends)
+        if self.outcome is PodOutcome.FAILED:
+            self.took_ms = None
+            problems = [each.problem for each in self.running if each.problem]
+            no_term = [NO_TERM] if _lacks_term(self.running) else []
+            self.detail = "; ".join(dict.fromkeys(["still running", *no_term, *problems]))
+            return
+        killed = [each for each in self.containers.values() if each.killed]
+        notes = [
+            "ended after the granted time" if self.is_overdue else "",
+            NO_TERM if _lacks_term(killed) else _unconfirmed(killed),
+            "killed while TERM was pending" if any(each.killed_unhandled for each in killed) else "",
+            self.detail,
+        ]
+        self.detail = "; ".join(filter(None, notes))
+
+    @property
+    def stopped(self) -> StoppedPod:
+        """The pod as stored in the shutdown record."""
+        pod = self.pod
+        terms = {
+            each.id: SentTerm(each.signalled_at_ms, each.direct)
+            for each in self.containers.values()
+            if each.signalled_at_ms is not None
+        }
+        return StoppedPod(
+            uid=pod.uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            phase=self.phase_name,
+            why=self.why,
+            outcome=self.outcome,
+            requested_at_ms=self.requested_at_ms,
+            took_ms=self.took_ms,
+            detail=self.detail,
+            container_ids=tuple(self.containers),
+            terms=terms,
+            observed=bool(self.containers) and all(each.observed for each in self.containers.values()),
+            kill_sent=any(each.killed for each in self.containers.values()),
+        )
+
+
+def _lacks_term(containers: Iterable[ContainerStop]) -> bool:
+    """Return whether TERM was sent to any container neither directly nor by a request that the runtime accepted."""
+    return any(each.signalled_at_ms is None and not each.requested for each in containers)
+
+
+def _unconfirmed(killed: Iterable[ContainerStop]) -> str:
+    return "killed without a confirmed TERM" if any(each.signalled_at_ms is None for each in killed) else ""

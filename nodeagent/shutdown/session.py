@@ -18,7 +18,7 @@ from nodeagent.loops.passes import Pause, PausedBy
 from nodeagent.model.stops import StopEnd, StopKind
 from nodeagent.record import replace
 from nodeagent.shutdown.environment import NAME, read_enablement
-from nodeagent.shutdown.execution import ShutdownInProgress
+from nodeagent.shutdown.executor import ShutdownInProgress
 from nodeagent.shutdown.logind import ShutdownInhibitor
 from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
 from nodeagent.shutdown.plan.inhibitor import (

@@ -25,7 +25,7 @@ from nodeagent.pods.watched import WatchedPods, restore_pods
 from nodeagent.record import replace
 from nodeagent.runtime.connection import configured_connection
 from nodeagent.runtime.cri import CriClient
-from nodeagent.shutdown.execution import ShutdownInProgress
+from nodeagent.shutdown.executor import ShutdownInProgress
 from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
 from nodeagent.shutdown.pods import PodCache
 from nodeagent.shutdown.recorder import STALLED_AFTER_S, ShutdownRecorder

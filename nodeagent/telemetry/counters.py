@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.model.clock_age import not_before
+from nodeagent.model.clock import not_before
 from nodeagent.text import encodable
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 from nodeagent.cli.session import load_settings
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.runtime.bounded_calls import run_bounded
-from nodeagent.runtime.connection import RuntimeConnection
+from nodeagent.runtime.connection import RuntimeConnection, run_bounded
 from nodeagent.runtime.containerd import ContainerdClient
 from tests.support import many
 from tests.support.containerd import Containerd, LoopFs

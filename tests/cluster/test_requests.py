@@ -18,9 +18,8 @@ from nodeagent.cluster.plan.heartbeat import renewed_lease
 from nodeagent.errors import ApiServerRefusedError
 from nodeagent.eviction.eviction_api import EvictionApi
 from nodeagent.eviction.plan.api_eviction import SEVERAL_BUDGETS
-from nodeagent.kube.api_client import ApiClient
+from nodeagent.kube.api_client import ApiClient, NodeApi
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.kube.node_api import NodeApi
 from nodeagent.model.access import ApiAccess
 from nodeagent.model.kubernetes import StatusCondition
 from nodeagent.pods.plan.watch import EventKind

@@ -43,8 +43,8 @@ from nodeagent.runtime.cri_messages import (
 )
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Inventory, Stored
 from nodeagent.settings.kubelet_import import KIND, import_kubelet, read_kubelet
-from nodeagent.shutdown.plan.phases import signal_number
-from nodeagent.telemetry.journal import encode
+from nodeagent.shutdown.plan.budget import signal_number
+from nodeagent.telemetry.logging import encode
 from nodeagent.text import display_width, encodable, escape, to_json
 from tests.fuzz.target import DefectError, Target
 

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from nodeagent.api.codec import Document, decode, encode
-from nodeagent.api.document_error import DocumentError
+from nodeagent.api.codec import Document, DocumentError, decode, encode
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.api.requests import REQUESTS, parse_request, request_type
-from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
 from nodeagent.cli.listing import ListOptions
+from nodeagent.cli.lists import ListRequest
 from nodeagent.daemon.http.connection import Deadlines, HttpConnection, Receipt, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
 from nodeagent.errors import StoreError, UsageError

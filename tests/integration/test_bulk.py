@@ -9,14 +9,14 @@ import pytest
 
 from nodeagent.cli.session import load_settings
 from nodeagent.gc.agent import open_agent
-from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.runtime.cri import CriClient
 from tests.support import many
 from tests.support.containerd import LoopFs
 
 if TYPE_CHECKING:
-    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.executor import PassReport
     from tests.integration.conftest import ContainerdFactory
 
 pytestmark = pytest.mark.real

@@ -15,7 +15,7 @@ import pytest
 
 from nodeagent.cli.session import load_settings
 from nodeagent.gc.agent import open_agent
-from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.runtime.cri import CriClient
 from tests.support import reclaim
@@ -26,7 +26,7 @@ from tests.support.worn_node import FRESH, KEPT, PINNED, USED_DEAD, USED_GONE, U
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.gc.outcomes import PassReport, Result
+    from nodeagent.gc.executor import PassReport, Result
 
 
 pytestmark = pytest.mark.real

@@ -17,7 +17,7 @@ import pytest
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
 from nodeagent.gc.agent import open_agent
-from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope
 from tests.support import images
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from nodeagent.host.process_identity import is_running
+from nodeagent.host.processes import is_running
 from nodeagent.store.history import FILE_NAME, History
 from tests.support import images, reclaim
 from tests.support.killed_command import MARK

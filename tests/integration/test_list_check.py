@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.cli.session import load_settings
 from nodeagent.gc.agent import open_agent
-from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient

@@ -10,7 +10,7 @@ from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
-from nodeagent.runtime.image_records import is_pinned
+from nodeagent.runtime.storage_graph import is_pinned
 from nodeagent.settings.loading import load
 
 if TYPE_CHECKING:

@@ -152,7 +152,7 @@ def _view(role: Role) -> Iterator[None]:
         mock.patch.object(SystemClock, "now", now),
         mock.patch.object(SystemClock, "monotonic_s", lambda clock: role.started_s + elapsed_s(clock)),
         mock.patch("nodeagent.config.files.DEFAULT_PATH", Path(role.config)),
-        mock.patch("nodeagent.config.socket_path.CONFIG_FILE", role.config),
+        mock.patch("nodeagent.config.paths.CONFIG_FILE", role.config),
     ):
         yield
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.host.writable_layers import find_upper_directories
+from nodeagent.host.pod_disk import find_upper_directories
 from tests.support import images, reclaim
 
 if TYPE_CHECKING:

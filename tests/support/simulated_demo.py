@@ -17,8 +17,8 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import run_async
 from nodeagent.gc.collector import Collector, RemovalCompletion
+from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.logs import HostLogs
-from nodeagent.gc.outcomes import PassEnd
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
 from nodeagent.gc.remover_factory import RemoverFactory
 from nodeagent.gc.snapshot.node import Observer, ObserverSettings

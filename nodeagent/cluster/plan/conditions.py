@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION, TAINT_EFFECTS, TAINT_KEYS
-from nodeagent.model.clock_age import not_before
+from nodeagent.model.clock import not_before
 from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, StatusCondition, Taint
 from nodeagent.record import Record
 

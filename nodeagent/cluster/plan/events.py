@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.model.clock_age import not_before
+from nodeagent.model.clock import not_before
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from nodeagent.model.clock_age import not_before
+from nodeagent.model.clock import not_before
 from nodeagent.model.kubernetes import Lease, LeaseSpec, ObjectMeta, OwnerReference
 from nodeagent.record import Record
 

@@ -10,8 +10,8 @@ from nodeagent.daemon.control.requests import CALLER
 from nodeagent.daemon.health import not_composed
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, UsageError
 from nodeagent.gc.documents.passes import Report
+from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.loop import log_report, log_result, log_start
-from nodeagent.gc.outcomes import PassEnd
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import parse_plan, refusal_of
 from nodeagent.host.node import node_identity
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.gc import outcomes
+    from nodeagent.gc import executor as outcomes
     from nodeagent.gc import pass_state as gc_preview
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.plan.saved_plan import Drift

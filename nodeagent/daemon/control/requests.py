@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from nodeagent.daemon.http.messages import Response
     from nodeagent.host.sockets import Peer
-    from nodeagent.settings.control import ControlSettings
+    from nodeagent.settings.endpoints import ControlSettings
 
 
 def access_of(peer: Peer, settings: ControlSettings, group: int | None) -> Access:

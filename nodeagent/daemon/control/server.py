@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.api.operations import OPERATIONS, Access, ProblemType, method_name
 from nodeagent.daemon.control.requests import CALLER, Caller, DocumentLines, access_of, run_exclusively
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
-from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Response, Route, problem
-from nodeagent.daemon.http.probes import PROBES, probe_routes
+from nodeagent.daemon.http.messages import JSON, PROBES, RefusedRequestError, Response, Route, probe_routes, problem
 from nodeagent.daemon.http.server import ROOT, ConnectionLimits, HttpServer
 from nodeagent.errors import (
     ConfigError,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.control.service import ControlService
     from nodeagent.daemon.http.messages import Request
     from nodeagent.host.sockets import Peer
-    from nodeagent.settings.control import ControlSettings
+    from nodeagent.settings.endpoints import ControlSettings
 
 
 class ControlUnavailableError(NodeAgentError):

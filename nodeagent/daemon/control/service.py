@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from nodeagent.api import requests
     from nodeagent.daemon.reload_effect import Reloaded
-    from nodeagent.gc import outcomes
+    from nodeagent.gc import executor as outcomes
     from nodeagent.gc.documents.passes import Report
 
 _MOST_ROUNDS: Final = 20

@@ -1,4 +1,4 @@
-"""Requests and responses of the HTTP server, independent of their encoding, and the check of the Host header."""
+"""Requests, responses and probes of the HTTP server, independent of their encoding; check of the Host header."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from http import HTTPStatus  # noqa: TC003 - field annotations of dataclasses
+from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.record import Record, field
 from nodeagent.text import escape_lines
 
 if TYPE_CHECKING:
+    from nodeagent.daemon.context import DaemonContext
     from nodeagent.host.sockets import Peer
-    from nodeagent.settings.metrics import Listen
+    from nodeagent.settings.endpoints import Listen
 
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
@@ -140,3 +143,17 @@ def _is_address(text: str, family: socket.AddressFamily) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+PROBES: Final[Mapping[str, Callable[[DaemonContext], tuple[str, ...]]]] = {"/healthz": not_alive, "/readyz": not_ready}
+"""Function that returns the reasons for status 503, by path."""
+
+
+def probe_routes(context: DaemonContext) -> dict[str, Route]:
+    """Return the routes of the probes."""
+    return {path: Route({"GET": partial(_answer, path, context)}) for path in PROBES}
+
+
+async def _answer(path: str, context: DaemonContext, _: Request) -> Response:
+    reasons = PROBES[path](context)
+    return text(HTTPStatus.SERVICE_UNAVAILABLE, "\n".join(reasons)) if reasons else text(HTTPStatus.OK, "ok")

@@ -19,7 +19,7 @@ from nodeagent.daemon.health import not_ready
 from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Unit
 from nodeagent.eviction.signals import LAYOUT_KEPT_S, EvictionSignalReader
 from nodeagent.loops.passes import Activity
-from nodeagent.model.clock_age import not_before
+from nodeagent.model.clock import not_before
 from nodeagent.model.pods import Completeness
 from nodeagent.model.pressure import NodeCondition
 from nodeagent.telemetry.counters import METRICS, Counters, Kind

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
-from nodeagent.daemon.http.messages import RefusedRequestError, Response, Route, is_own_host, text
-from nodeagent.daemon.http.probes import probe_routes
+from nodeagent.daemon.http.messages import RefusedRequestError, Response, Route, is_own_host, probe_routes, text
 from nodeagent.daemon.http.server import ConnectionLimits, HttpServer, Tls, bind
 from nodeagent.errors import ConfigError
 from nodeagent.gc.loop import wait_for_any
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.http.metrics import Exposition
     from nodeagent.host.server_certificate import Stamp
     from nodeagent.model.access import TlsFiles
-    from nodeagent.settings.metrics import Listen
+    from nodeagent.settings.endpoints import Listen
 
     Endpoint = tuple[Listen | None, TlsFiles | None]
 

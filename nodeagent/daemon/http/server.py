@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from nodeagent.daemon.http.connection import Service
     from nodeagent.host.sockets import Peer
-    from nodeagent.settings.metrics import Listen
+    from nodeagent.settings.endpoints import Listen
 
 ROOT: Final = 0
 _SMALL_BODY_BYTES: Final = 16 << 10

@@ -21,7 +21,7 @@ from nodeagent.gc.loop import wait_for_any
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.http.metrics import Exposition
-    from nodeagent.settings.metrics import MetricsSettings
+    from nodeagent.settings.endpoints import MetricsSettings
 
 NAME: Final = "metrics-file"
 _MODE: Final = 0o644

@@ -5,14 +5,20 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model import Role, RoleBasis
+from nodeagent.eviction.plan.memory_model import estimate_memory, explain_difference, lowest_estimate, memory_parts
+from nodeagent.gc.plan.image_protection import describe_gap
+from nodeagent.model import TRUSTED, ClockTrust, Role, RoleBasis
+from nodeagent.model.pressure import Signal
 from nodeagent.record import Record
-from nodeagent.units import format_bytes, format_duration
+from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
-    from nodeagent.model import RoleDecision
+    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.model import ObservationGap, RoleDecision
+    from nodeagent.model.pressure import MemoryCounters, NodeMemory, Observation
     from nodeagent.shutdown.plan.budget import ShutdownBudget
 
 _LITTLE_STATE_BYTES: Final = 64 << 20
@@ -315,3 +321,219 @@ def check_refused(section: str, because: str) -> Finding:
         "shutdown": 'set shutdown.enabled = "auto", and the kubelet\'s shutdownGracePeriod',
     }[section]
     return Finding(f"{section}-refused", Verdict.WARNING, because, fix)
+
+
+_MUCH_SKEW_S: Final = 5.0
+_MANY_GAPS: Final = 3
+_DAY_S: Final = 86_400.0
+
+_REMEDY: Final = "check the time service; nothing is removed too early, since ages count from the first observation"
+
+
+def check_clock(
+    skew_s: float | None,
+    synchronised: bool | None,  # noqa: FBT001 - a reading, not a mode switch
+    clock: ClockTrust = TRUSTED,
+) -> Finding:
+    """Return the ``doctor`` finding on the wall clock, on which ages across boots depend.
+
+    Args:
+        skew_s: creation time of the newest container relative to now, in seconds; ``None`` without containers.
+        synchronised: whether the kernel reports the clock as synchronised (adjtimex); ``None`` if unknown.
+        clock: trust status of the wall clock, with its last jump.
+    """
+    if clock.problem:
+        return Finding("clock", Verdict.WARNING, clock.problem, _REMEDY)
+    if clock.untrusted_until is not None:
+        until = format_time(clock.untrusted_until)
+        detail = f"{clock.jump_text}: nothing is removed by age before {until}"
+        return Finding("clock", Verdict.WARNING, detail, "check the time service if this occurs again")
+    if skew_s is not None and skew_s > _MUCH_SKEW_S:
+        ahead = format_duration(skew_s)
+        return Finding(
+            "clock",
+            Verdict.WARNING,
+            f"a container was created {ahead} in the future: the clock was set back",
+            _REMEDY,
+        )
+    if synchronised is False:
+        return Finding("clock", Verdict.WARNING, "clock not synchronised (adjtimex)", "start a time service")
+    state = "synchronised" if synchronised else "no creation time in the future"
+    if clock.jumped_at is not None:
+        state += f"; {clock.jump_text} at {format_time(clock.jumped_at)}"
+    return Finding("clock", Verdict.OK, state)
+
+
+def check_image_use(
+    observed_since: datetime | None, now: datetime, maximum_s: float, gaps: Sequence[ObservationGap] = ()
+) -> Finding:
+    """Return the ``doctor`` finding on image use: whether it was observed for long enough to remove images by age.
+
+    Args:
+        observed_since: start of the uninterrupted observation; ``None`` if the state database is unavailable.
+        now: the time of the check.
+        maximum_s: maximum unused age of images in seconds; 0 disables removal by age.
+        gaps: the latest gaps in the observation, oldest first.
+    """
+    if observed_since is None:
+        if not maximum_s:
+            return Finding("image-use", Verdict.SKIPPED, "image_gc.maximum_unused_age = 0: no image is removed by age")
+        return Finding(
+            "image-use",
+            Verdict.WARNING,
+            "not observed: state database is unavailable; no image is removed by age",
+            "see state-directory and stores",
+        )
+    observed_s = (now - observed_since).total_seconds()
+    observed = f"observed since {format_time(observed_since)} ({format_duration(observed_s)})"
+    if maximum_s and observed_s <= maximum_s:
+        observed += f": no image is removed by age until use is observed for {format_duration(maximum_s)}"
+    if gaps:
+        last = gaps[-1]
+        observed += f"; {describe_gap(last.started_at, last.ended_at, last.cause.value)}"
+    if not maximum_s:
+        observed = f"image_gc.maximum_unused_age = 0: no image is removed by age; {observed}"
+    elif observed_s <= maximum_s and (longest_s := _longest_of_many(gaps, now)) is not None and longest_s < maximum_s:
+        causes = ", ".join(sorted({each.cause.value for each in gaps}))
+        longest = format_duration(longest_s)
+        lasted = f"the last {len(gaps) - 1} observations lasted {longest} at most ({causes})"
+        return Finding(
+            "image-use",
+            Verdict.WARNING,
+            f"{lasted}: no image is removed by age; {observed}",
+            f"set image_gc.maximum_unused_age below {longest}; for reboots see image-gc.md, section Reboots",
+        )
+    return Finding("image-use", Verdict.OK if maximum_s else Verdict.SKIPPED, observed)
+
+
+def _longest_of_many(gaps: Sequence[ObservationGap], now: datetime) -> float | None:
+    """Return the seconds of the longest observation between recorded gaps; ``None`` if these are few or of one day."""
+    if len(gaps) < _MANY_GAPS or (now - gaps[0].ended_at).total_seconds() < _DAY_S:
+        return None
+    starts = [each.started_at or each.ended_at for each in gaps[1:]]
+    return max((end - gap.ended_at).total_seconds() for gap, end in zip(gaps, starts, strict=False))
+
+
+MEMORY_CHECK: Final = "memory-thresholds"
+CACHE_CHECK: Final = "cache-reclaim"
+_LISTED_SHARE: Final = 0.01
+
+
+def check_memory_thresholds(thresholds: Iterable[Threshold], reading: Observation, *, kernel_estimate: bool) -> Finding:
+    """Return the finding on whether the ``memory.available`` thresholds match the memory of the node.
+
+    With the kernel's estimate, a threshold is a warning if one of the two estimates meets it, but no evidence confirms
+    this estimate. Without it, the kubelet's formula decides alone, which ignores kernel memory and the watermarks: a
+    threshold must exceed the difference between the formula and ``MemAvailable``, otherwise it is met only after
+    ``MemAvailable`` has reached 0.
+
+    Args:
+        thresholds: the configured eviction thresholds.
+        reading: reading of ``memory.available``, with the kernel's estimate.
+        kernel_estimate: whether thresholds also use the kernel's estimate.
+
+    Source: kernel ``si_mem_available``.
+    """
+    memory = reading.memory
+    if memory is None or memory.kernel_available is None:
+        return Finding(MEMORY_CHECK, Verdict.SKIPPED, "the kernel reports no MemAvailable")
+    limits = {each.text: each.limit(reading.capacity) for each in thresholds if each.signal is Signal.MEMORY_AVAILABLE}
+    evidence = _evidence(memory)
+    if not kernel_estimate:
+        distance = (memory.formula or 0.0) - memory.kernel_available
+        late = [text for text, limit in limits.items() if limit <= distance]
+        if not late:
+            return Finding(MEMORY_CHECK, Verdict.OK, evidence)
+        return Finding(
+            MEMORY_CHECK,
+            Verdict.WARNING,
+            f"{evidence}: {', '.join(late)} is not met before MemAvailable is exhausted",
+            f"raise the threshold above {format_bytes(int(distance))}, or set eviction.kernel_memory_estimate = true",
+        )
+    disputed = [text for text, limit in limits.items() if lowest_estimate(reading) < limit <= reading.available]
+    if not disputed:
+        return Finding(MEMORY_CHECK, Verdict.OK, evidence)
+    return Finding(
+        MEMORY_CHECK,
+        Verdict.WARNING,
+        f"{evidence}: one estimate meets {', '.join(disputed)}, but no evidence confirms it "
+        f"({explain_difference(memory) or 'difference unknown'}); no pod is evicted",
+        "nodeagent pressure -o wide lists all parts of the memory",
+    )
+
+
+def _evidence(memory: NodeMemory) -> str:
+    estimate = estimate_memory(memory)
+    found = [f"memory.available {format_bytes(int(estimate.available))}"]
+    found += [] if memory.formula is None else [f"kubelet's formula {format_bytes(int(memory.formula))}"]
+    found.append(f"MemAvailable {format_bytes(int(memory.kernel_available or 0))}")
+    return ", ".join(found) + ("" if memory.counters is None else f"; {_large_parts(memory.counters)}")
+
+
+def _large_parts(counters: MemoryCounters) -> str:
+    """Return the parts of at least 1% of the memory, and the free memory that the kernel reserves."""
+    shown = [
+        f"{name} {format_bytes(size)}"
+        for name, size in memory_parts(counters)
+        if size >= counters.total * _LISTED_SHARE
+    ]
+    reserve = counters.reserve_free
+    return ", ".join((*shown, *([] if reserve is None else [f"reserved by the kernel {format_bytes(reserve)}"])))
+
+
+def check_cache_reclaim(off: str, *, writable: bool | None) -> Finding:
+    """Return the finding on whether the agent can reclaim page cache of pods before an eviction for memory.
+
+    Args:
+        off: reason why cache reclaim is disabled; empty if it is enabled.
+        writable: whether the agent's systemd unit permits writes to the cgroups of pods; ``None`` if unknown.
+    """
+    if off:
+        return Finding(CACHE_CHECK, Verdict.SKIPPED, off)
+    if writable is None:
+        return Finding(CACHE_CHECK, Verdict.SKIPPED, "unit not installed, or systemd not running")
+    if not writable:
+        evidence = "not permitted: a pod may be evicted while its page cache could be reclaimed"
+        return Finding(CACHE_CHECK, Verdict.SKIPPED, evidence, "install the drop-in page-cache.conf of the unit")
+    return Finding(CACHE_CHECK, Verdict.OK, "cgroups of pods are writable for the unit")
+
+
+METRICS_CHECK: Final = "metrics"
+OPEN_LISTENER: Final = "serves other machines without encryption and authentication"
+OPEN_FIX: Final = "set metrics.certificate_file, key_file and client_ca_file, or listen on loopback"
+_SOON_S: Final = 7 * 86_400.0
+_RENEW: Final = "renew the certificate; the agent reads the new files without a restart"
+
+
+def check_listener(listen: str, *, is_remote: bool, has_tls: bool, has_client_ca: bool) -> Finding:
+    """Return the finding on the metrics listen address; ``listen`` is empty if the listener is disabled."""
+    if not listen:
+        return Finding(METRICS_CHECK, Verdict.SKIPPED, 'metrics.listen = "off"')
+    if is_remote and not has_tls:
+        return Finding(METRICS_CHECK, Verdict.WARNING, f"{listen} {OPEN_LISTENER}", OPEN_FIX)
+    if is_remote and not has_client_ca:
+        evidence = f"{listen} serves every client with TLS, without authentication"
+        return Finding(METRICS_CHECK, Verdict.WARNING, evidence, "set metrics.client_ca_file")
+    protection = ("; TLS with client certificates" if has_client_ca else "; TLS") if has_tls else ""
+    return Finding(METRICS_CHECK, Verdict.OK, f"{listen}{protection}")
+
+
+def check_certificate(listener: Finding, problem: str, expires_at: datetime | None, now: datetime) -> Finding:
+    """Return the finding on the certificate files of a metrics listener with TLS.
+
+    Args:
+        listener: the finding of :func:`check_listener`, returned if the files are valid.
+        problem: cause why the certificate files cannot be used; empty if they are valid.
+        expires_at: end of validity of the server certificate; ``None`` if unknown.
+        now: time of the check, aware UTC.
+    """
+    if problem:
+        return Finding(METRICS_CHECK, Verdict.PROBLEM, problem, "correct the file; the agent reads it again")
+    if expires_at is None:
+        return listener
+    left_s, until = (expires_at - now).total_seconds(), f"{expires_at:%Y-%m-%d %H:%M} UTC"
+    if left_s <= 0:
+        return Finding(METRICS_CHECK, Verdict.PROBLEM, f"the server certificate expired at {until}", _RENEW)
+    if left_s < _SOON_S:
+        return Finding(METRICS_CHECK, Verdict.WARNING, f"the server certificate expires at {until}", _RENEW)
+    return listener

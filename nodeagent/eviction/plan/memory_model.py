@@ -17,8 +17,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.memory import MemoryPart
-from nodeagent.model.pressure import Signal
+from nodeagent.model.pressure import MemoryPart, Signal
 from nodeagent.record import Record
 from nodeagent.units import format_bytes
 
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 
     from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.thresholds import Threshold
-    from nodeagent.model.memory import MemoryCounters, NodeMemory
-    from nodeagent.model.pressure import Observation
+    from nodeagent.model.pressure import MemoryCounters, NodeMemory, Observation
 
 STALL_PERCENT: Final = 5.0
 """Share of time that tasks wait for memory, over ten seconds, which confirms a shortage."""

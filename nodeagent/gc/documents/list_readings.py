@@ -19,8 +19,8 @@ from nodeagent.pods.plan.deletion import check_pods
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from nodeagent.gc.agent_parts import Previews
     from nodeagent.gc.pass_state import Preview
-    from nodeagent.gc.previewer import Previews
     from nodeagent.model import Container, NodeSnapshot, Sandbox
 
 

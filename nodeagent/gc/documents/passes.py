@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from nodeagent.api import codec
 from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import Filesystem, Reason, Runtime
-from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan import breakdown as storage_breakdown
 from nodeagent.gc.plan import saved_plan
 from nodeagent.gc.plan.breakdown import Part as StoragePart
@@ -23,8 +23,8 @@ from nodeagent.text import raw_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nodeagent.gc import outcomes
-    from nodeagent.gc.outcomes import MeasuredFilesystem
+    from nodeagent.gc import executor as outcomes
+    from nodeagent.gc.executor import MeasuredFilesystem
     from nodeagent.gc.plan.policy import ImageGCPolicy
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.gc.plan.consistency import withheld
 from nodeagent.last_result import keep_last_result
 from nodeagent.model import ContainerState, Role
-from nodeagent.model.clock_age import clock_untrusted, earlier
+from nodeagent.model.clock import clock_untrusted, earlier
 from nodeagent.model.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
 from nodeagent.pods.plan.deletion import check_pods, contradiction, pod_uid_of
 from nodeagent.pods.plan.groups import container_name, sandbox_name

@@ -11,10 +11,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.image_protection import Irreplaceable, describe_origins, irreplaceable_images
-from nodeagent.gc.plan.image_selection import unused_since
 from nodeagent.gc.plan.image_targets import ledger_for
 from nodeagent.gc.plan.image_users import ImageIndex, find_users
-from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.gc.plan.images import plan_image_gc, unused_since
 from nodeagent.gc.plan.keep_rules import keep_reasons
 from nodeagent.model.decision import ItemKind, ReasonCode, Verdict
 from nodeagent.pods.plan.deletion import PodDeletionStatus, check_pods

@@ -31,6 +31,7 @@ from nodeagent.linear_expression import (
 )
 from nodeagent.model.decision import Reason, ReasonCode
 from nodeagent.record import Record
+from nodeagent.units import format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -347,3 +348,9 @@ def _expression(rule: ProtectionRule) -> str:
 def _both_forms(digest: str) -> tuple[str, str]:
     """Return a digest with and without ``sha256:``, since runtimes list image ids in both forms."""
     return digest, bare_id(digest)
+
+
+def describe_gap(started_at: datetime | None, ended_at: datetime, cause: str) -> str:
+    """Return the text for the last gap in the observation of image use: its length, end and cause."""
+    length = "" if started_at is None else f" of {format_duration((ended_at - started_at).total_seconds())}"
+    return f"last gap{length} until {format_time(ended_at)} ({cause})"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.consistency import withheld
 from nodeagent.model import ContainerState, LogOpeners, PodLogDirectory, Role
-from nodeagent.model.clock_age import clock_untrusted
+from nodeagent.model.clock import clock_untrusted
 from nodeagent.model.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.pods.plan.deletion import BESIDE_KUBELET_UNPROVEN, is_in_pod_list, pod_uid_of
 from nodeagent.units import format_duration

@@ -17,7 +17,7 @@ from nodeagent.errors import (
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model import ContainerState
 from nodeagent.record import replace
-from nodeagent.runtime.bounded_calls import run_bounded
+from nodeagent.runtime.connection import run_bounded
 from nodeagent.runtime.cri import mounts_images
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from nodeagent.gc.plan.image_users import images_in_use
 from nodeagent.gc.plan.keep_rules import holds_in_force
 from nodeagent.model import ImageUseRecord, StorageGraph
 from nodeagent.record import replace
-from nodeagent.runtime.bounded_calls import gather_all
-from nodeagent.runtime.cri_storage import CriOnlyStorage
-from nodeagent.runtime.image_records import pull_times, with_pins
+from nodeagent.runtime.connection import gather_all
+from nodeagent.runtime.storage_backend import CriOnlyStorage
+from nodeagent.runtime.storage_graph import pull_times, with_pins
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

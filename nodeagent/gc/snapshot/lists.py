@@ -17,7 +17,7 @@ from nodeagent.gc.plan.consistency import ListedIds, RuntimeLists, Suspicion, Su
 from nodeagent.gc.plan.image_users import bare_id
 from nodeagent.model import ListContradiction
 from nodeagent.record import replace
-from nodeagent.runtime.bounded_calls import gather_all
+from nodeagent.runtime.connection import gather_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection, Sequence

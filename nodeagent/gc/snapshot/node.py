@@ -25,10 +25,10 @@ from nodeagent.model import GapCause, ImageUseRecord, LogTree, NodeSnapshot
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.plan.deletion import checked_pod_list
 from nodeagent.record import Record, replace
-from nodeagent.runtime.bounded_calls import gather_all
+from nodeagent.runtime.connection import gather_all
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
-from nodeagent.runtime.image_records import unlisted_containers
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
+from nodeagent.runtime.storage_graph import unlisted_containers
 from nodeagent.store import SnapshotFigures
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.kubelet_traces import LastTrace, Role, RoleBasis, RoleDecision, RoleMemory
+from nodeagent.model.node import LastTrace, Role, RoleBasis, RoleDecision, RoleMemory
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
-    from nodeagent.model.kubelet_traces import KubeletTraces
+    from nodeagent.model.node import KubeletTraces
 
 ABSENT_S: Final = 300.0
 """Seconds without any trace before the agent takes the role standalone; longer than a restart of a kubelet."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pods import CRITICAL_PRIORITY
 from nodeagent.record import Record
-from nodeagent.shutdown.plan.timing import phase_end_ms
+from nodeagent.shutdown.plan.budget import phase_end_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ class PodStop(Record):
     Attributes:
         grace_ms: time of the pod from the start of its phase: the termination grace period, minus the time since an
             earlier stop request, at most the remaining time of the phase. KILL follows TERM after
-            :data:`~nodeagent.shutdown.plan.timing.MINIMUM_AFTER_TERM_MS` at the earliest, even for a grace period of 0.
+            :data:`~nodeagent.shutdown.plan.budget.MINIMUM_AFTER_TERM_MS` at the earliest, even for a grace period of 0.
         capped: whether the termination grace period is reduced to the remaining time of the phase.
     """
 
@@ -112,7 +112,7 @@ def plan_shutdown(
     A phase starts at the end of the previous phase, at the deadline of the previous phase at the latest; unused time
     extends the next phase. With ``elapsed_ms`` the plan continues a shutdown: stopped pods are omitted, the time since
     a stop request is subtracted from the grace period, and phases that start late share the remaining time by weight,
-    see :func:`~nodeagent.shutdown.plan.timing.phase_end_ms`.
+    see :func:`~nodeagent.shutdown.plan.budget.phase_end_ms`.
 
     Args:
         budget: phases with their time; without phases the plan is empty.

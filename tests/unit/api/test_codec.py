@@ -14,13 +14,13 @@ import nodeagent
 from nodeagent.api import codec
 from nodeagent.api.codec import (
     Document,
+    DocumentError,
     decode,
     decode_fields,
     encode,
     encode_line,
     schema_id,
 )
-from nodeagent.api.document_error import DocumentError
 from nodeagent.daemon.control_documents import Triggered
 from nodeagent.daemon.documents import Status
 from nodeagent.gc.documents.history import History

@@ -63,7 +63,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     async with serving(tmp_path) as made:
         (Path(made.sim.root_path) / "io.containerd.snapshotter.v1.overlayfs").mkdir()
         monkeypatch.setattr("nodeagent.config.files.DEFAULT_PATH", made.config)
-        monkeypatch.setattr("nodeagent.config.socket_path.CONFIG_FILE", str(made.config))
+        monkeypatch.setattr("nodeagent.config.paths.CONFIG_FILE", str(made.config))
         monkeypatch.setattr("os.geteuid", lambda: 0)
         agent, now = made.context.agent, made.context.clock.now()
         assert agent is not None

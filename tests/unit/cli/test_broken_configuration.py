@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.config import socket_path
+from nodeagent.config import paths as socket_path
 from tests.unit.control_node import Node, say, serving
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from nodeagent.cli import control_client
 from nodeagent.cli.exit_codes import ExitCode, guarded, pass_exit_code
 from nodeagent.daemon.supervisor import supervise
 from nodeagent.errors import PassBusyError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
-from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.model import ContainerState
 from nodeagent.record import replace
 from nodeagent.settings.loading import checked

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli.table import done_cell
-from nodeagent.host.process_identity import own_process
+from nodeagent.host.processes import own_process
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, History, PastAction, PastPass, Retention
 from tests.support.command import nodeagent

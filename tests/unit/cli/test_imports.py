@@ -110,7 +110,7 @@ async def test_preview_without_a_daemon_does_not_import(node: Node, tmp_path: Pa
         "NODEAGENT_ROLE": "standalone",
     }
     modules = await asyncio.to_thread(imported, words, environment)
-    assert "nodeagent.gc.previewer" in modules
+    assert "nodeagent.gc.agent_parts" in modules
     assert modules & DIRECT == set()
 
 

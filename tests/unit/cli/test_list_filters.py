@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import IMAGES
 from nodeagent.cli.listing import ListOptions
+from nodeagent.cli.lists import ListRequest
 from nodeagent.errors import UsageError
 
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.api.common import Reason, Runtime
-from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
 from nodeagent.cli.listing import ListOptions
+from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.table import short_id
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents.lists import Image, Images

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli.doctor_metrics import metrics_finding
+from nodeagent.cli.doctor import metrics_finding
 from nodeagent.doctor.plan.node import Verdict
 from nodeagent.model.access import TlsFiles
 from nodeagent.record import replace
+from nodeagent.settings.endpoints import Listen, MetricsSettings
 from nodeagent.settings.loading import checked
-from nodeagent.settings.metrics import Listen, MetricsSettings
 from nodeagent.settings.settings import Origin
 from tests.support.certificates import Authority
 from tests.support.command import nodeagent

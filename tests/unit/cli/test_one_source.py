@@ -111,7 +111,7 @@ async def test_commands_print_the_plans_of_the_collection_loops(
     limit, extra = dice.choice([-1, 0, 1]), _random_settings(dice)
     async with serving(tmp_path, sim=sim, clock=sim.clock, max_per_pod_container=limit, extra=extra) as node:
         monkeypatch.setattr("nodeagent.config.files.DEFAULT_PATH", node.config)
-        monkeypatch.setattr("nodeagent.config.socket_path.CONFIG_FILE", str(node.config))
+        monkeypatch.setattr("nodeagent.config.paths.CONFIG_FILE", str(node.config))
         await _observe_for_a_while(dice, node)
         shown = _Shown(node, capsys)
         await shown.check()
@@ -141,7 +141,7 @@ async def test_space_in_the_undo_window_is_freed_by_the_printed_command(
         direct = ("--config", str(node.config))
         if route == "as a member":
             monkeypatch.setattr("nodeagent.config.files.DEFAULT_PATH", node.config)
-            monkeypatch.setattr("nodeagent.config.socket_path.CONFIG_FILE", str(node.config))
+            monkeypatch.setattr("nodeagent.config.paths.CONFIG_FILE", str(node.config))
             monkeypatch.setattr("os.geteuid", lambda: 4711)
         _, out, _ = await say(capsys, "gc", "images", *(direct if route == "without a daemon" else ()))
         before_yes, removed = out.split("PROMPT 1\n")

@@ -72,7 +72,7 @@ async def test_commands_print_the_plan_of_the_eviction_loop(
     disks.append(sim)
     async with serving(tmp_path, sim=sim, clock=sim.clock, extra=extra) as node:
         monkeypatch.setattr("nodeagent.config.files.DEFAULT_PATH", node.config)
-        monkeypatch.setattr("nodeagent.config.socket_path.CONFIG_FILE", str(node.config))
+        monkeypatch.setattr("nodeagent.config.paths.CONFIG_FILE", str(node.config))
         settings = node.context.settings.eviction
         now_s = sim.clock.monotonic_s()
         sample = UsageSample(now_s - 5, observations, {each.uid: each.usage for each in pods if each.usage}, True)

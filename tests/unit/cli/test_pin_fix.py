@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli import doctor as pin_fix
-from nodeagent.cli.doctor import fix_pin
-from nodeagent.cli.doctor_checks import runtime_findings
+from nodeagent.cli.doctor import fix_pin, runtime_findings
 from nodeagent.doctor.plan.node import Verdict
 from nodeagent.errors import NodeAgentError
 from nodeagent.record import replace

@@ -23,7 +23,7 @@ def test_event_loop_of_the_daemon_waits_shortly_for_busy_threads() -> None:
 
 END = """
 import os, signal, sys
-from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.executor import PassEnd
 from nodeagent.cli import run
 
 class Last:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.config import socket_path
-from nodeagent.config.paths import CONTROL_SOCKET
-from nodeagent.config.socket_path import VARIABLE, read_socket_path
+from nodeagent.config import paths as socket_path
+from nodeagent.config.paths import CONTROL_SOCKET, VARIABLE, read_socket_path
 from nodeagent.errors import ConfigError
 from nodeagent.settings.loading import load
 

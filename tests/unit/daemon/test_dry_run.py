@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from nodeagent.gc.hold_file import HoldFile
-from nodeagent.host.process_identity import is_running
+from nodeagent.host.processes import is_running
 from nodeagent.model import TRUSTED, Hold
 from nodeagent.store.history import History
 from tests.sim.content import Layer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.gc.agent import open_agent
-from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import Verdict
 from nodeagent.record import replace

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent.daemon.health import not_alive, not_ready
-from nodeagent.host.process_identity import own_process
+from nodeagent.host.processes import own_process
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, History, PastAction, PastPass
 from tests.unit.daemon_node import Place, place

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.api import requests as api
-from nodeagent.cli.doctor_checks import runtime_findings
+from nodeagent.cli.doctor import runtime_findings
 from nodeagent.doctor.plan.node import Verdict
 from nodeagent.model.runtime import ANNOTATION_SOURCE
 from tests.sim.content import Layer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model import ContainerState
 from nodeagent.model.pods import PodSpec

@@ -26,7 +26,7 @@ from nodeagent.host.lock import daemon_lock
 from nodeagent.host.systemd import Notifier
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.record import replace
-from nodeagent.settings.control import ControlSettings
+from nodeagent.settings.endpoints import ControlSettings
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
 from nodeagent.shutdown.settings import ShutdownSettings

@@ -17,9 +17,8 @@ from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.errors import ConfigError, RuntimeUnavailableError
 from nodeagent.host.systemd import Notifier
 from nodeagent.record import replace
-from nodeagent.settings.loading import checked
+from nodeagent.settings.loading import FILE_NAME, checked, standby_settings, write_last_settings
 from nodeagent.settings.settings import Origin
-from nodeagent.settings.standby import FILE_NAME, standby_settings, write_last_settings
 from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:

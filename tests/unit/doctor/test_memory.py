@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.doctor.plan.memory import check_cache_reclaim, check_memory_thresholds
-from nodeagent.doctor.plan.node import Verdict
+from nodeagent.doctor.plan.node import Verdict, check_cache_reclaim, check_memory_thresholds
 from nodeagent.eviction.plan.memory_model import estimate_memory
-from nodeagent.model.memory import ArcSize, MemoryCounters, NodeMemory
+from nodeagent.model.pressure import ArcSize, MemoryCounters, NodeMemory
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.eviction.plan.cases import read, thresholds

@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from nodeagent.doctor.plan.metrics import check_certificate, check_listener
-from nodeagent.doctor.plan.node import Verdict
+from nodeagent.doctor.plan.node import Verdict, check_certificate, check_listener
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.doctor.plan.clock import check_clock, check_image_use
 from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
 from nodeagent.doctor.plan.node import (
     Finding,
     Verdict,
     check_agent,
     check_cgroups,
+    check_clock,
     check_control_group,
     check_delay,
+    check_image_use,
     check_lock,
     check_sandbox_image,
     check_snapshotter,
@@ -24,8 +25,7 @@ from nodeagent.doctor.plan.node import (
 from nodeagent.model import ClockTrust, GapCause, ObservationGap
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
 from nodeagent.record import replace
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
-from nodeagent.shutdown.plan.phases import two_bands
+from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget, two_bands
 from tests.unit.builders import NOW, ago
 
 OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED

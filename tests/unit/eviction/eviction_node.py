@@ -23,8 +23,13 @@ from nodeagent.eviction.pod_monitor import OomKillMonitor, PodMonitor
 from nodeagent.eviction.reclaimer import IMAGE_ACTIONS, UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
 from nodeagent.eviction.reporting import EvictionReporter
 from nodeagent.eviction.settings import EvictionSettings
-from nodeagent.eviction.signal_monitor import SignalMonitor
-from nodeagent.eviction.signals import EvaluatedSignals, EvictionSignalReader, SignalLayout, SignalReadings
+from nodeagent.eviction.signals import (
+    EvaluatedSignals,
+    EvictionSignalReader,
+    SignalLayout,
+    SignalMonitor,
+    SignalReadings,
+)
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.model.pods import PodHandle, PodInventory
 from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem, PodFacts
@@ -39,12 +44,12 @@ if TYPE_CHECKING:
     from nodeagent.eviction.actions import EvictionRecord
     from nodeagent.eviction.api_evictor import RoleEvictor
     from nodeagent.eviction.effects import EvictionFile
-    from nodeagent.eviction.image_observation import ImageObservation
     from nodeagent.eviction.page_cache import PageCache
     from nodeagent.eviction.plan.effects import Victim
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.state import EvictionState
+    from nodeagent.eviction.reclaimer import ImageObservation
     from nodeagent.gc.plan.image_targets import SpaceNeeded
     from nodeagent.host.psi_triggers import PressureTriggers
 

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.clock import SystemClock
 from nodeagent.eviction.composition import AgentEvictionHistory
-from nodeagent.gc.history_writer import HistoryWriter
+from nodeagent.gc.pass_history import HistoryWriter
 from nodeagent.store.history import History, Retention
 from tests.unit.eviction.eviction_node import LOW, Node, run_pass
 from tests.unit.eviction.plan.cases import pod

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.eviction.image_observation import ImageObservation
+from nodeagent.eviction.reclaimer import ImageObservation
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.psi_triggers import PressureTriggers
 from nodeagent.model import NodeSnapshot, RuntimeInfo

@@ -11,7 +11,7 @@ from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.eviction import loop as loop_module
 from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.eviction.reclaimer import UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
-from nodeagent.eviction.signal_monitor import RATE_S
+from nodeagent.eviction.signals import RATE_S
 from nodeagent.host.psi_triggers import PressureTriggers
 from tests.unit.builders import MIB
 from tests.unit.eviction.eviction_node import Node, disk_node, run_pass

@@ -11,7 +11,7 @@ from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableEr
 from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.eviction.reclaimer import Reclaimed
-from nodeagent.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.model.pressure import FilesystemRole
 from nodeagent.telemetry.counters import Counters

@@ -16,7 +16,7 @@ from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.eviction.plan.preview import FALLING_S
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
 from nodeagent.loops.passes import Pause, PausedBy
-from nodeagent.model.memory import MemoryCounters, NodeMemory
+from nodeagent.model.pressure import MemoryCounters, NodeMemory
 from nodeagent.record import replace
 from tests.unit.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass
 from tests.unit.eviction.plan.cases import disk, known, pod, read

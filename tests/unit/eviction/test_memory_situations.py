@@ -27,7 +27,7 @@ from tests.unit.eviction.plan.cases import POLICY, pod, thresholds, victim
 
 if TYPE_CHECKING:
     from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.model.memory import MemoryCounters, NodeMemory
+    from nodeagent.model.pressure import MemoryCounters, NodeMemory
 
 pytestmark = pytest.mark.usefixtures("proc")
 DATA: Final = Path(__file__).parents[2] / "data/memory"

@@ -10,7 +10,7 @@ from nodeagent.eviction.container_removal import CleanupResult
 from nodeagent.eviction.evictor import EvictionOutcome
 from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.eviction.reclaimer import Reclaimed
-from nodeagent.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Observation
 from tests.unit.builders import MIB

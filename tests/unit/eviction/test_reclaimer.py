@@ -10,7 +10,7 @@ import pytest
 from nodeagent.errors import RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.eviction.reclaimer import Reclaimer
-from nodeagent.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.gc.plan.image_protection import Irreplaceable, ProtectionPolicy
 from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, Scope

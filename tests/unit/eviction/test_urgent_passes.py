@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.eviction import signal_monitor
+from nodeagent.eviction import signals as signal_monitor
 from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.eviction.plan.preview import SOONEST_S
 from tests.unit.eviction.eviction_node import Node, run_pass, run_passes

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.errors import StoreError
 from nodeagent.gc import pass_state as measurement
-from nodeagent.gc.outcomes import Outcome, PassEnd
+from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model import Hold
 from nodeagent.model.decision import Accounting, ItemKind
@@ -19,7 +19,7 @@ from tests.unit.gc.conftest import POLICY
 from tests.unit.gc.transactions import outcomes
 
 if TYPE_CHECKING:
-    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.executor import PassReport
     from tests.unit.gc.conftest import Opener, Rig
 
 CHANGING = (

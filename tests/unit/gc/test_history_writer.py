@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.gc.history_writer import HistoryWriter
+from nodeagent.gc.pass_history import HistoryWriter
 from nodeagent.record import replace
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from tests.support.manual_clock import ManualClock

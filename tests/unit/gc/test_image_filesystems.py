@@ -14,7 +14,7 @@ from nodeagent.eviction.reclaimer import Reclaimer
 from nodeagent.gc import pass_state as measurement
 from nodeagent.gc.collector import Collector, RemovalCompletion
 from nodeagent.gc.documents.passes import Preview, Report
-from nodeagent.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
 from nodeagent.model.decision import ItemKind

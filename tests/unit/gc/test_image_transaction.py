@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent._proto.runtime.v1 import api_pb2
-from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.image_protection import Irreplaceable, ProtectionPolicy
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.record import replace

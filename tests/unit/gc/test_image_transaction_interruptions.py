@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nodeagent.errors import NodeAgentError
 from nodeagent.gc import image_removers as transactional_remover
 from nodeagent.gc import pass_state as measurement
-from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.restore import RemovalRecovery
 from nodeagent.host.lock import process_lock

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 
 from nodeagent.errors import NodeAgentError, PassBusyError, UsageError
 from nodeagent.gc import pass_state as measurement
-from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.gc.restore import ImageUndo, NotUndoableError, UndoOutcome
 from nodeagent.gc.undo_terms import undo_terms
 from nodeagent.host.lock import process_lock
 from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.record import replace
-from nodeagent.runtime.cri_storage import CriOnlyStorage
+from nodeagent.runtime.storage_backend import CriOnlyStorage
 from tests.sim.store import BLOCK_BYTES
 from tests.unit.gc.transactions import CHANGES, LEASE_CHANGES, crash
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.executor import PassReport
     from tests.unit.gc.conftest import Opener, Rig
 
 WINDOW_S = 600.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.image_users import images_in_use
 from nodeagent.gc.plan.policy import Scope
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.executor import PassReport
     from tests.unit.gc.conftest import Opener, Rig
 
 CHANGING = ("RemoveImage", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox", "Images.Delete")

@@ -15,8 +15,8 @@ import pytest
 
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
+from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.gc.loop import Interval, Loop, Pass, RuntimeWatch, log_result, log_start
-from nodeagent.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.gc.pass_history import PassStart
 from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.policy import Scope

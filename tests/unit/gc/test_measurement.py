@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.gc import pass_state as measurement
 from nodeagent.gc.collector import EVICTION_TRIGGER
-from nodeagent.gc.outcomes import Outcome, Result
+from nodeagent.gc.executor import Outcome, Result
 from nodeagent.gc.pass_state import Measurement, PassProgress, readings_of
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.record import replace

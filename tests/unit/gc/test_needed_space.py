@@ -24,7 +24,7 @@ from tests.unit.gc.conftest import POLICY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.executor import PassReport
     from nodeagent.gc.pass_state import Preview
     from nodeagent.model.decision import Decision
     from tests.unit.gc.conftest import Opener, Rig

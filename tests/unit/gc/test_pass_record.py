@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import NodeAgentError
-from nodeagent.gc.history_writer import HistoryWriter
-from nodeagent.gc.outcomes import Outcome
-from nodeagent.gc.pass_history import HistoryRecorder, past_pass
+from nodeagent.gc.executor import Outcome
+from nodeagent.gc.pass_history import HistoryRecorder, HistoryWriter, past_pass
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.host.process_identity import is_running, own_process
+from nodeagent.host.processes import is_running, own_process
 from nodeagent.store.history import History, Retention
 
 if TYPE_CHECKING:

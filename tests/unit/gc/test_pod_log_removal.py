@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.clock import SystemClock
-from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import PodLogPolicy, Scope
 from nodeagent.gc.snapshot.node import PodLogReader
 from nodeagent.host import pod_logs as log_trees
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from nodeagent.gc.outcomes import PassReport
+    from nodeagent.gc.executor import PassReport
     from nodeagent.model.decision import Decision
     from tests.unit.gc.conftest import Opener, Rig
 

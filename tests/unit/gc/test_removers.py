@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model import ContainerState, PodImages
 from nodeagent.model.decision import ItemKind
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from nodeagent.gc.outcomes import PassReport, Result
+    from nodeagent.gc.executor import PassReport, Result
     from tests.unit.gc.conftest import Opener
 
 

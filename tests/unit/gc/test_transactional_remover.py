@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.gc import image_removers as transactional_remover
-from nodeagent.gc.outcomes import Outcome
+from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import ReasonCode
 from nodeagent.record import replace
-from nodeagent.runtime.image_records import PINNED_LABEL
+from nodeagent.runtime.storage_graph import PINNED_LABEL
 from tests.unit.gc.transactions import CHANGES, begin_creation, outcomes, remove_all
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tests.sim.store import Lease, RefusedError, Snapshot, SnapshotKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nodeagent.gc.outcomes import Outcome, PassReport
+    from nodeagent.gc.executor import Outcome, PassReport
     from nodeagent.gc.pass_state import Preview
     from tests.unit.gc.conftest import Rig
 

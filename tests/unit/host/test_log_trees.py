@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.clock import SystemClock
-from nodeagent.host import log_removal
+from nodeagent.host import pod_logs as log_removal
 from nodeagent.host import pod_logs as log_trees
 from nodeagent.host import pod_logs as podlogs
 from nodeagent.host.pod_logs import RemovalRefusedError

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.host.meminfo import MemoryReader, parse_arcstats, parse_zoneinfo
-from nodeagent.model.memory import ArcSize, NodeMemory, PodsMemory, ReclaimActivity
-from nodeagent.model.pressure import MemorySource
+from nodeagent.model.pressure import ArcSize, MemorySource, NodeMemory, PodsMemory, ReclaimActivity
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from nodeagent.host.process_kill import free_memory_of_killed, kill_processes
+from nodeagent.host.processes import free_memory_of_killed, kill_processes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.clock import SystemClock
-from nodeagent.host.process_identity import started_s
-from nodeagent.host.processes import child_environment, run
+from nodeagent.host.processes import child_environment, run, started_s
 
 if TYPE_CHECKING:
     import pytest
@@ -30,7 +29,7 @@ def test_process_that_replaces_this_one_reports_to_the_service_manager(monkeypat
 
 def test_start_of_a_process_is_in_seconds_since_boot() -> None:
     before_s = SystemClock().monotonic_s()
-    code = "from nodeagent.host.process_identity import started_s; print(started_s())"
+    code = "from nodeagent.host.processes import started_s; print(started_s())"
     child = run(sys.executable, "-I", "-c", code)
     assert child is not None
     tick_s = 1 / os.sysconf("SC_CLK_TCK")

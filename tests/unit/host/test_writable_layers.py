@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.writable_layers import find_layer_devices, find_upper_directories, snapshotter_of
+from nodeagent.host.pod_disk import find_layer_devices, find_upper_directories, snapshotter_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -170,7 +170,7 @@ def test_thread_that_never_returns_does_not_delay_the_exit() -> None:
 import asyncio, threading
 from nodeagent.cli import run
 from nodeagent.cli.session import load_settings
-from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.executor import PassEnd
 
 async def supervise(*_, **__):
     asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)

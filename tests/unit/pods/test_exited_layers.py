@@ -13,7 +13,7 @@ from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.pods.layers import ExitedLayers, with_further_layers
 from nodeagent.record import replace
-from nodeagent.runtime.bounded_calls import MAX_CALLS
+from nodeagent.runtime.connection import MAX_CALLS
 from nodeagent.runtime.containerd_records import SnapshotUsage
 from nodeagent.runtime.cri_messages import ContainerUsage
 from tests.unit.builders import container

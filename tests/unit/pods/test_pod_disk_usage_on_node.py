@@ -105,7 +105,7 @@ async def test_hanging_directory_hides_only_the_usage_of_its_pod(node: Node, mon
     for each in logs.values():
         each.mkdir(parents=True)
         (each / "0.log").write_bytes(b"x" * MIB)
-    monkeypatch.setattr("nodeagent.pods.walk_queue.HANGS_S", 0.2)
+    monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.2)
     monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.2)
     release, calls = threading.Event(), []
 

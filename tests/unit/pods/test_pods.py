@@ -12,8 +12,7 @@ from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import Role, Sandbox
 from nodeagent.model.pods import RuntimePod
 from nodeagent.model.pressure import Fact, FactSource, QosClass
-from nodeagent.pods.details import RuntimeDetails
-from nodeagent.pods.reader import PodReader, PodSettings
+from nodeagent.pods.reader import PodReader, PodSettings, RuntimeDetails
 from nodeagent.pods.usage import PodCgroups
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection

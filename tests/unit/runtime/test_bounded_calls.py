@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import RuntimeUnavailableError
-from nodeagent.runtime.bounded_calls import gather_all, run_bounded
+from nodeagent.runtime.connection import gather_all, run_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -10,9 +10,8 @@ import pytest
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.model import Image, ReferenceKind
 from nodeagent.runtime.containerd_records import StoredContainer
-from nodeagent.runtime.image_records import PINNED_LABEL
 from nodeagent.runtime.namespace_lists import StorageLists
-from nodeagent.runtime.storage_graph import LayerCache
+from nodeagent.runtime.storage_graph import PINNED_LABEL, LayerCache
 from tests.sim.clock import SimClock
 from tests.unit.runtime.graph_cases import A, B, keys, records_with_references
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.fields import fields_of, settings_of
-from nodeagent.config.validation import convert
+from nodeagent.config.validation import convert, fields_of, settings_of
 from nodeagent.errors import ConfigError
 from nodeagent.settings.loading import load
 from nodeagent.settings.models import Config

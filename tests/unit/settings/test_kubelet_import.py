@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
-from nodeagent.settings.kubelet_import import Imported, import_kubelet, read_kubelet
-from nodeagent.settings.kubelet_report import import_report
+from nodeagent.settings.kubelet_import import Imported, import_kubelet, import_report, read_kubelet
 from nodeagent.settings.loading import load
 from nodeagent.settings.models import Config
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 from nodeagent.model.access import TlsFiles
-from nodeagent.settings.metrics import DEFAULT_LISTEN, Listen, MetricsSection, MetricsSettings, parse_listen
+from nodeagent.settings.endpoints import DEFAULT_LISTEN, Listen, MetricsSection, MetricsSettings, parse_listen
 from nodeagent.settings.models import Config
 
 IPV6_SOME = "2001:db8::1"

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import ConfigError
-from nodeagent.settings.loading import checked
+from nodeagent.settings.loading import FILE_NAME, checked, standby_settings, write_last_settings
 from nodeagent.settings.settings import Origin
-from nodeagent.settings.standby import FILE_NAME, standby_settings, write_last_settings
 
 if TYPE_CHECKING:
     from pathlib import Path

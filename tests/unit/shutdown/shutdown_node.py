@@ -11,9 +11,8 @@ from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeU
 from nodeagent.model import Container, ContainerState, ShutdownPod
 from nodeagent.record import replace
 from nodeagent.shutdown.executor import ShutdownRun
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
-from nodeagent.shutdown.plan.phases import two_bands
-from nodeagent.shutdown.pod_record import NoProcesses, RunningPod
+from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget, two_bands
+from nodeagent.shutdown.recorder import NoProcesses, RunningPod
 from tests.support.virtual_time import now_ms, play
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from nodeagent.model.stops import StoppedPod
     from nodeagent.shutdown.plan.budget import ShutdownBudget
-    from nodeagent.shutdown.pod_record import Processes
+    from nodeagent.shutdown.recorder import Processes
 
 TEN_AND_FIVE = two_bands(15, 5)
 

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from nodeagent.model import PodOutcome
 from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
-from nodeagent.shutdown.execution import shifted
-from nodeagent.shutdown.executor import ShutdownRun
-from nodeagent.shutdown.plan.budget import DelayLimit, ShutdownBudget, shutdown_budget
-from nodeagent.shutdown.plan.phases import by_priority
-from nodeagent.shutdown.plan.timing import MINIMUM_AFTER_TERM_MS
+from nodeagent.shutdown.executor import ShutdownRun, shifted
+from nodeagent.shutdown.plan.budget import (
+    MINIMUM_AFTER_TERM_MS,
+    DelayLimit,
+    ShutdownBudget,
+    by_priority,
+    shutdown_budget,
+)
 from tests.support.virtual_time import START, VirtualLoop, now_ms, play
 from tests.unit.shutdown.shutdown_node import Node, pod
 

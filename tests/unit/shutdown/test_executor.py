@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from nodeagent.model import PodOutcome, ShutdownPod
 from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
 from nodeagent.shutdown.executor import ShutdownRun
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
-from nodeagent.shutdown.plan.phases import Phase
-from nodeagent.shutdown.plan.timing import MINIMUM_AFTER_TERM_MS
-from nodeagent.shutdown.pod_record import RunningPod
+from nodeagent.shutdown.plan.budget import MINIMUM_AFTER_TERM_MS, DelayLimit, Phase, shutdown_budget
+from nodeagent.shutdown.recorder import RunningPod
 from tests.support.virtual_time import now_ms, play
 from tests.unit.shutdown.shutdown_node import TEN_AND_FIVE, Node, pod, run_down
 

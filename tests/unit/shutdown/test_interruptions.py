@@ -12,8 +12,7 @@ from nodeagent.model import PodOutcome
 from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
 from nodeagent.model.stops import SentTerm, StoppedPod
 from nodeagent.record import replace
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
-from nodeagent.shutdown.plan.phases import by_priority
+from nodeagent.shutdown.plan.budget import DelayLimit, by_priority, shutdown_budget
 from tests.unit.shutdown.shutdown_node import TEN_AND_FIVE, Node, pod, run_down
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model import PodOutcome, ShutdownPod
-from nodeagent.shutdown.pod_record import ContainerStop, PodRecord
+from nodeagent.shutdown.recorder import ContainerStop, PodRecord
 
 
 def concluded(stop: ContainerStop, *, is_overdue: bool = False) -> PodRecord:

@@ -17,7 +17,8 @@ from nodeagent.loops.passes import Activity, LoopStatuses
 from nodeagent.model import PodOutcome
 from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
-from nodeagent.shutdown import execution, executor
+from nodeagent.shutdown import executor
+from nodeagent.shutdown import executor as execution
 from nodeagent.shutdown import pods as pod_monitor
 from nodeagent.shutdown.plan import inhibitor
 from nodeagent.shutdown.pods import PodRuntime

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.process_identity import is_running, own_process
+from nodeagent.host.processes import is_running, own_process
 from nodeagent.model.stops import ProcessIdentity
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention

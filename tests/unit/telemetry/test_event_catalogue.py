@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nodeagent.eviction.plan.effects import EffectEnd, EndedEffect, OutstandingEffect
 from nodeagent.eviction.plan.reclaim import Shortage
-from nodeagent.gc.outcomes import MeasuredFilesystem
+from nodeagent.gc.executor import MeasuredFilesystem
 from nodeagent.model import FsObservation
 from nodeagent.model.pressure import Signal
 from nodeagent.telemetry.event_catalogue import EVENTS, journal_fields, sentence

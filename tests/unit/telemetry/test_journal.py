@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.telemetry.journal import Journal, encode, field_name, is_connected_to_stderr
+from nodeagent.telemetry.logging import Journal, encode, field_name, is_connected_to_stderr
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from nodeagent.cluster.plan.conditions import (
     is_due,
     own_conditions,
 )
-from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ async def test_hanging_pod_directories_block_one_thread_each(
     node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodeagent.pods.disk_usage.PodDiskWalk.advance", hang)
-    monkeypatch.setattr("nodeagent.pods.walk_queue.HANGS_S", 0.05)
+    monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.05)
     monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.05)
     node.sim.add_pod("db")
     for _ in range(3):

@@ -30,7 +30,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     async with serving(tmp_path, extra='[image_gc]\nsettle = "0s"\n') as made:
         made.sim.add_image(UNUSED, layers=[Layer("unused", 1 << 20)])
         monkeypatch.setattr("nodeagent.config.files.DEFAULT_PATH", made.config)
-        monkeypatch.setattr("nodeagent.config.socket_path.CONFIG_FILE", str(made.config))
+        monkeypatch.setattr("nodeagent.config.paths.CONFIG_FILE", str(made.config))
         monkeypatch.setattr("os.geteuid", lambda: 0)
         yield made
 

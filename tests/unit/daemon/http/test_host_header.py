@@ -7,7 +7,7 @@ import os
 import pytest
 
 from nodeagent.daemon.http.messages import is_own_host
-from nodeagent.settings.metrics import Listen
+from nodeagent.settings.endpoints import Listen
 
 LOOPBACK = Listen("127.0.0.1", 20310)
 NODE = os.uname().nodename

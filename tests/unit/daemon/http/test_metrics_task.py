@@ -21,8 +21,8 @@ from nodeagent.daemon.http.connection import Deadlines
 from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsTask
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.record import replace
+from nodeagent.settings.endpoints import Listen, MetricsSettings
 from nodeagent.settings.loading import checked
-from nodeagent.settings.metrics import Listen, MetricsSettings
 from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
 from nodeagent.daemon.http.server import ConnectionLimits, HttpServer, bind
-from nodeagent.settings.metrics import Listen
+from nodeagent.settings.endpoints import Listen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

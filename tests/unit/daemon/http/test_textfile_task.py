@@ -20,8 +20,8 @@ from nodeagent.daemon.http.metrics import Exposition
 from nodeagent.daemon.http.textfile_task import NAME, TextfileTask
 from nodeagent.loops.passes import Activity, LoopStatuses, PassLock
 from nodeagent.record import replace
+from nodeagent.settings.endpoints import MetricsSettings, parse_textfile
 from nodeagent.settings.loading import checked
-from nodeagent.settings.metrics import MetricsSettings, parse_textfile
 from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock

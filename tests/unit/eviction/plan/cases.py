@@ -10,18 +10,20 @@ from nodeagent.eviction.plan.memory_model import estimate_memory
 from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
 from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.eviction.plan.state import EvictionState, evaluate
-from nodeagent.model.memory import MemoryCounters, NodeMemory, ReclaimActivity
 from nodeagent.model.pressure import (
     ContainerFacts,
     Fact,
     FactSource,
     FilesystemLayout,
     Footprint,
+    MemoryCounters,
     Moment,
+    NodeMemory,
     Observation,
     PodFacts,
     PodUsage,
     QosClass,
+    ReclaimActivity,
     Signal,
 )
 from tests.unit.builders import MIB

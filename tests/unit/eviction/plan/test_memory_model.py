@@ -17,8 +17,16 @@ from nodeagent.eviction.plan.memory_model import (
     memory_parts,
 )
 from nodeagent.eviction.plan.preview import SOONEST_S, WHILE_MET_S, next_poll_s
-from nodeagent.model.memory import ArcSize, MemoryCounters, MemoryPart, NodeMemory, PodsMemory, ReclaimActivity
-from nodeagent.model.pressure import Observation, Signal
+from nodeagent.model.pressure import (
+    ArcSize,
+    MemoryCounters,
+    MemoryPart,
+    NodeMemory,
+    Observation,
+    PodsMemory,
+    ReclaimActivity,
+    Signal,
+)
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.eviction.plan.cases import at, evaluated, thresholds

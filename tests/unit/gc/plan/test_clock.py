@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nodeagent.gc.plan.consistency import plan_leaks
 from nodeagent.gc.plan.images import plan_image_gc
-from nodeagent.gc.plan.leaks import plan_leaks
 from nodeagent.gc.plan.planner import plan_all, plan_containers
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from nodeagent.model import ClockTrust, NodeSnapshot, PieceKind, StoredPiece, UnreferencedPiece

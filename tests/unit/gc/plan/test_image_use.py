@@ -13,7 +13,7 @@ from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.model import ContainerState, Image
 from nodeagent.model.decision import ReasonCode, Verdict
 from nodeagent.runtime.containerd_records import StoredContainer
-from nodeagent.runtime.image_records import unlisted_containers
+from nodeagent.runtime.storage_graph import unlisted_containers
 from tests.unit.builders import MIB, codes, container, decided, filesystem, image, removed, sandbox, used
 from tests.unit.image_nodes import POLICY, aged, node
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.gc.plan.leaks import plan_leaks
+from nodeagent.gc.plan.consistency import plan_leaks
 from nodeagent.model import PieceKind, ReferenceKind, StoredPiece, UnreferencedPiece
 from tests.unit.builders import DAY_S, NOW, ago, codes, removed
 

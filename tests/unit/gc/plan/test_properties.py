@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.gc.outcomes import PassEnd
+from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.pass_state import Preview, plans_for
 from nodeagent.gc.plan.image_users import images_in_use
 from nodeagent.gc.plan.images import plan_image_gc

@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 
 from nodeagent.model import ShutdownPod
 from nodeagent.model.pods import CRITICAL_PRIORITY
-from nodeagent.shutdown.plan.budget import DelayLimit, ShutdownBudget, shutdown_budget
-from nodeagent.shutdown.plan.phases import Phase, Selector, check_phases, two_bands
+from nodeagent.shutdown.plan.budget import (
+    DelayLimit,
+    Phase,
+    Selector,
+    ShutdownBudget,
+    check_phases,
+    shutdown_budget,
+    two_bands,
+)
 
 if TYPE_CHECKING:
     from nodeagent.shutdown.plan.planner import ShutdownPlan

@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.settings.models import Config
-from nodeagent.shutdown.plan.budget import DelayLimit, required_delay_s, shutdown_budget
-from nodeagent.shutdown.plan.phases import Phase, Selector, by_priority, check_phases, two_bands
+from nodeagent.shutdown.plan.budget import (
+    DelayLimit,
+    Phase,
+    Selector,
+    by_priority,
+    check_phases,
+    required_delay_s,
+    shutdown_budget,
+    two_bands,
+)
 from nodeagent.units import USEC_INFINITY
 from tests.unit.shutdown.plan.cases import FOUR, NETWORK_LAST, budget, phase_lists
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
+from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget, two_bands
 from nodeagent.shutdown.plan.inhibitor import (
     ABANDONED_AFTER_S,
     RESTART_INTERVAL_S,
@@ -36,7 +36,6 @@ from nodeagent.shutdown.plan.inhibitor import (
     Stage,
     step,
 )
-from nodeagent.shutdown.plan.phases import two_bands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import PodOutcome
-from nodeagent.shutdown.plan.timing import ContainerEnd, exit_note, outcome_summary, pod_outcome
+from nodeagent.shutdown.plan.budget import ContainerEnd, exit_note, outcome_summary, pod_outcome
 
 ENDED, KILLED = ContainerEnd(ended=True, exit_code=0), ContainerEnd(ended=True, killed=True, exit_code=137)
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from nodeagent.model import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.model.pods import CRITICAL_PRIORITY, NODE_CRITICAL_PRIORITY
 from nodeagent.record import replace
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
-from nodeagent.shutdown.plan.phases import Phase, Selector, two_bands
+from nodeagent.shutdown.plan.budget import DelayLimit, Phase, Selector, shutdown_budget, two_bands
 from nodeagent.shutdown.plan.planner import PlacedBy, elapsed_since, place, plan_shutdown
 from tests.unit.shutdown.plan.cases import NETWORK_LAST, PODS, budget, graces, phase_lists, pod, uids
 

@@ -6,15 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.shutdown.plan.budget import UNLIMITED, DelayLimit, ShutdownBudget, shutdown_budget
-from nodeagent.shutdown.plan.phases import by_priority, two_bands
-from nodeagent.shutdown.plan.timing import (
+from nodeagent.shutdown.plan.budget import (
     MINIMUM_AFTER_TERM_MS,
+    UNLIMITED,
+    DelayLimit,
+    ShutdownBudget,
+    by_priority,
     final_term_ms,
     is_too_late,
     kill_due_ms,
     last_kill_ms,
     phase_end_ms,
+    shutdown_budget,
+    two_bands,
 )
 
 FOUR = shutdown_budget(by_priority([(0, 10), (1000, 10), (2000, 10), (3000, 10)]), UNLIMITED)
