@@ -16,6 +16,7 @@ from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.eviction.signals import EvictionSignalReader
 from nodeagent.host.node import boot_id
 from nodeagent.model import Role
+from nodeagent.model.decision import ReasonCode
 from nodeagent.model.pressure import Measurand, Signal
 from nodeagent.record import replace
 
@@ -100,7 +101,7 @@ async def preview_eviction(
             evaluation = reader.evaluate_readings(layout, readings, state).evaluation
             found = readings.observations
             first, then = _plans(evaluation, pods, settings, layout, found, removes_volumes=removes_volumes)
-            if samples or not then.undecided:
+            if samples or not then.is_hindered_by(ReasonCode.GROWTH_UNKNOWN):
                 break
             samples = (UsageSample.of(pods.facts, found, readings.at, with_disk=True),)
             await asyncio.sleep(2 * SAMPLE_EVERY_S)

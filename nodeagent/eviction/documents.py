@@ -150,7 +150,7 @@ def _plan_fields(plan: planner.EvictionPlan) -> dict[str, Any]:
     return {
         "threshold": None if plan.selected is None else ThresholdStatus.of(plan.selected),
         "reclaim": tuple(step.text for step in plan.reclaim),
-        "withheld": None if plan.withheld is None else Reason.of(plan.withheld),
+        "withheld": None if plan.waiting is None else Reason.of(plan.waiting),
         "victim": None if victim is None else victim.pod.uid,
         "grace_s": None if victim is None else victim.grace_s,
         "message": None if victim is None else victim.message,

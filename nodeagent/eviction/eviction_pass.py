@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.state import Evaluation
     from nodeagent.eviction.plan.thresholds import Threshold
     from nodeagent.eviction.signals import SignalReadings
+    from nodeagent.model.decision import Reason
     from nodeagent.model.pods import PodInventory
 
 _MAX_FAILED: Final = 5
@@ -40,6 +41,12 @@ _FAILED_ATTEMPTS: Final = 2
 _NOTHING_FOUND: Final = frozenset(
     {PassResult.NO_POD, PassResult.NO_PRESSURE, PassResult.WAITING, PassResult.INEFFECTIVE, PassResult.URGENT}
 )
+_RESULTS: Final = {
+    ReasonCode.EFFECT_OUTSTANDING: PassResult.WAITING,
+    ReasonCode.EVICTION_INEFFECTIVE: PassResult.INEFFECTIVE,
+    ReasonCode.EVICTION_LIMIT: PassResult.LIMITED,
+    ReasonCode.EVICTION_SLOWED: PassResult.SLOWED,
+}
 _ENDS_THE_PASS: Final = frozenset({EvictionOutcome.EVICTED, EvictionOutcome.GONE, EvictionOutcome.DRY_RUN})
 
 
@@ -99,7 +106,7 @@ class EvictionPass:
         self._measurement = PodMeasurement(monitors)
         self._reclaimed: set[ReclaimStep] = set()
         self._has_reclaimed = False
-        self._without_victim: frozenset[Threshold] = frozenset()
+        self._without_candidate: frozenset[Threshold] = frozenset()
         self.covered: set[Threshold] = set()
 
     async def run(
@@ -133,12 +140,12 @@ class EvictionPass:
     ) -> PassResult:
         result = PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
         while evaluation.acting:
-            before = self._without_victim
+            before = self._without_candidate
             found, readings = await self._relieve(evaluation, readings), None
             result = result if found is PassResult.NO_PRESSURE and before else found
             if found not in NO_VICTIM:
                 break
-            if self._without_victim == before:
+            if self._without_candidate == before:
                 break
         if (result in NO_VICTIM or not self._has_resource(evaluation)) and is_limit_check_due():
             found = await self._evict_one(evaluation, with_disk=True)
@@ -154,14 +161,16 @@ class EvictionPass:
         """Act on the most urgent threshold for which a pod may still be evicted."""
         plan = await self._reclaim(evaluation, readings)
         if plan.selected is None:
-            return self._withheld(plan) or (PassResult.RECLAIMED if self._has_reclaimed else PassResult.NO_PRESSURE)
+            if plan.waiting is not None:
+                return self._hindered(plan, plan.waiting)
+            return PassResult.RECLAIMED if self._has_reclaimed else PassResult.NO_PRESSURE
         if plan.reclaim:
             return PassResult.RECLAIMING
         if self._actions.page_cache is not None and await self._actions.page_cache.relieve(plan.selected):
             return PassResult.RECLAIMED
-        if plan.limited is not None:
-            self._without_victim |= {plan.selected.threshold}
-            return self._limited(plan)
+        if plan.hindrance is not None:
+            self._without_candidate |= {plan.selected.threshold}
+            return self._hindered(plan, plan.hindrance)
         with_disk = MEANINGS[plan.selected.threshold.signal].filesystem is not None
         return await self._evict_one(evaluation, with_disk=with_disk)
 
@@ -190,7 +199,7 @@ class EvictionPass:
                 self._reclaimed.update(plan.reclaim)
                 continue
             if step in self._node_reclaim.failed and step.other is not None:
-                self._without_victim |= {plan.selected.threshold}  # no pod is evicted before image reclaim
+                self._without_candidate |= {plan.selected.threshold}  # no pod is evicted before image reclaim
                 continue
             self._has_reclaimed = True
             if end is not StepEnd.PARTIAL:
@@ -206,7 +215,7 @@ class EvictionPass:
             self._actions.images.begin()
 
     async def _run_step(self, step: ReclaimStep, status: ThresholdStatus) -> StepEnd:
-        return await self._node_reclaim.run_step(step, status, self._without_victim)
+        return await self._node_reclaim.run_step(step, status, self._without_candidate)
 
     async def _evict_one(self, evaluation: Evaluation, *, with_disk: bool) -> PassResult:
         """Evict the first pod in eviction order that can be stopped."""
@@ -217,7 +226,7 @@ class EvictionPass:
             if self._stop.is_set():
                 break
             pods = await (
-                self._measurement.read(self._without_victim) if with_disk else self._monitors.pods.read_urgently()
+                self._measurement.read(self._without_candidate) if with_disk else self._monitors.pods.read_urgently()
             )
             if pods is None:
                 return PassResult.URGENT
@@ -272,7 +281,7 @@ class EvictionPass:
     def _postponed(self, plan: EvictionPlan, held: HeldBack) -> PassResult:
         """Log an eviction that waits for the API server; pass over its threshold, so that the next is acted on."""
         if plan.selected is not None and plan.victim is not None and plan.victim.status is not None:
-            self._without_victim |= {plan.selected.threshold}
+            self._without_candidate |= {plan.selected.threshold}
         pod = plan.victim.pod if plan.victim is not None else None
         self._monitors.reporter.log_pressure(
             "eviction_postponed",
@@ -320,14 +329,16 @@ class EvictionPass:
             observations=readings.observations,
             reclaimed=frozenset(self._reclaimed),
             excluded=excluded,
-            without_victim=self._without_victim,
+            without_candidate=self._without_candidate,
             others=layout.others,
             removes_volumes=self._actions.removes_volumes(),
         )
         relieved = None if plan.selected is None else MEANINGS[plan.selected.threshold.signal].resource
         statuses = (each.threshold for each in evaluation.statuses)
         self.covered.clear()
-        self.covered |= plan.without_victim | {each for each in statuses if MEANINGS[each.signal].resource is relieved}
+        self.covered |= plan.without_candidate | {
+            each for each in statuses if MEANINGS[each.signal].resource is relieved
+        }
         return plan
 
     def _sample(self, pods: PodInventory, readings: SignalReadings, *, with_disk: bool) -> None:
@@ -337,16 +348,14 @@ class EvictionPass:
         self._context.eviction = replace(state, samples=add_sample(state.samples, sample))
 
     async def _without_pod(self, plan: EvictionPlan, pods: PodInventory) -> PassResult:
-        """Log a plan without a victim, record the thresholds that it passed over, and return the result of the pass."""
-        if plan.undecided:
+        """Log a plan without a victim, record the thresholds without candidate, and return the result of the pass."""
+        if plan.is_hindered_by(ReasonCode.GROWTH_UNKNOWN):
             return PassResult.PRESSURE
         await self._report_unrelieved(plan, pods)
-        passed_over, self._without_victim = plan.without_victim - self._without_victim, plan.without_victim
-        if plan.limited is not None:
-            return self._limited(plan)
-        if plan.withheld is None and (plan.pods_may_be_chosen or passed_over):
-            return PassResult.NO_POD
-        return self._withheld(plan) or PassResult.NO_PRESSURE
+        passed_over, self._without_candidate = plan.without_candidate - self._without_candidate, plan.without_candidate
+        if (hindrance := plan.hindrance or plan.waiting) is not None:
+            return self._hindered(plan, hindrance)
+        return PassResult.NO_POD if plan.unrelieved is not None or passed_over else PassResult.NO_PRESSURE
 
     async def _report_unrelieved(self, plan: EvictionPlan, pods: PodInventory) -> None:
         """Record and log the shortage that no eviction ends, once, with the largest consumers outside of pods."""
@@ -371,18 +380,7 @@ class EvictionPass:
         finally:
             work.cancel()
 
-    def _limited(self, plan: EvictionPlan) -> PassResult:
-        """Log that the eviction limit is reached, and return the result of the pass."""
-        threshold = "" if plan.selected is None else plan.selected.threshold.text
-        self._monitors.reporter.log_pressure(
-            "eviction_limit_reached", {"why": "; ".join(plan.plan.warnings), "threshold": threshold}, level="error"
-        )
-        return PassResult.SLOWED if plan.slowed else PassResult.LIMITED
-
-    def _withheld(self, plan: EvictionPlan) -> PassResult | None:
-        """Log an outstanding effect that withholds evictions; return the pass result, ``None`` without an effect."""
-        if plan.withheld is None:
-            return None
-        self._monitors.reporter.log_withheld(plan.withheld)
-        ineffective = plan.withheld.code is ReasonCode.EVICTION_INEFFECTIVE
-        return PassResult.INEFFECTIVE if ineffective else PassResult.WAITING
+    def _hindered(self, plan: EvictionPlan, hindrance: Reason) -> PassResult:
+        """Log what prevents an eviction, and return the result of the pass."""
+        self._monitors.reporter.log_hindrance(plan, hindrance)
+        return _RESULTS[hindrance.code]

@@ -65,7 +65,7 @@ class NodeReclaim:
         self.failed: set[ReclaimStep] = set()
 
     async def run_step(
-        self, step: ReclaimStep, status: ThresholdStatus, without_victim: AbstractSet[Threshold] = frozenset()
+        self, step: ReclaimStep, status: ThresholdStatus, without_candidate: AbstractSet[Threshold] = frozenset()
     ) -> StepEnd:
         """Run one step, interrupted when a hard memory or PID threshold is met; return after its end.
 
@@ -73,8 +73,8 @@ class NodeReclaim:
         even if this step and all later steps free everything that they can: a pod must then be evicted in any case.
         :meth:`finish` waits for the step.
 
-        Thresholds in ``without_victim`` interrupt no step, since no pod can be evicted for them. A failed step counts
-        as completed, so that it does not withhold evictions permanently. The effect of the step is outstanding
+        Thresholds in ``without_candidate`` interrupt no step, since no pod can be evicted for them. A failed step
+        counts as completed, so that it does not withhold evictions permanently. The effect of the step is outstanding
         afterwards, unless no space was freed.
 
         Raises:
@@ -85,7 +85,7 @@ class NodeReclaim:
         insufficient = asyncio.Event()
         if self.is_insufficient(status):  # known from the plan of an earlier step
             insufficient.set()
-        self._running = asyncio.ensure_future(self._run_step(step, status, without_victim, insufficient))
+        self._running = asyncio.ensure_future(self._run_step(step, status, without_candidate, insufficient))
         noticed = asyncio.ensure_future(insufficient.wait())
         try:
             await asyncio.wait({self._running, noticed}, return_when=asyncio.FIRST_COMPLETED)
@@ -144,7 +144,7 @@ class NodeReclaim:
         self,
         step: ReclaimStep,
         status: ThresholdStatus,
-        without_victim: AbstractSet[Threshold],
+        without_candidate: AbstractSet[Threshold],
         insufficient: asyncio.Event,
     ) -> StepEnd:
         """Run one step and record its effect.
@@ -159,7 +159,7 @@ class NodeReclaim:
                 insufficient.set()
 
         try:
-            done = await self._run_locked(step, status, without_victim, check)
+            done = await self._run_locked(step, status, without_candidate, check)
         except PassBusyError as error:
             self._reporter.log_warnings([f"node-level reclaim postponed: {error}"])
             return StepEnd.INTERRUPTED
@@ -208,7 +208,7 @@ class NodeReclaim:
         self,
         step: ReclaimStep,
         status: ThresholdStatus,
-        without_victim: AbstractSet[Threshold],
+        without_candidate: AbstractSet[Threshold],
         check: Callable[[Evaluation], None],
     ) -> Reclaimed | None:
         """Run a step under the pass lock; ``None`` if it was not started or was interrupted.
@@ -224,7 +224,7 @@ class NodeReclaim:
                 self._actions.reclaimer.run(step, needed, end, lambda found: self._set_planned(step, found))
             )
             try:
-                if not await self._signals.shortage_before(work, without_victim, check):
+                if not await self._signals.shortage_before(work, without_candidate, check):
                     return await work
                 end.set()
                 await asyncio.wait({work}, timeout=_CANCEL_WITHIN_S)

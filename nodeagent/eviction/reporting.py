@@ -92,10 +92,15 @@ class EvictionReporter(StateLog):
         about = [str(fields.get(name, "")) for name in ("pod_uid", "threshold", "action")]
         return self.log_once(event, fields, about=about, level=level)
 
-    def log_withheld(self, reason: Reason) -> None:
-        """Log that an outstanding effect withholds evictions."""
-        fields = {key: value for key, value in reason.details.items() if key != "left_s"}
-        self.log_pressure("eviction_withheld", {"reason": reason.code.value, "why": reason.sentence, **fields})
+    def log_hindrance(self, plan: EvictionPlan, hindrance: Reason) -> None:
+        """Log what prevents an eviction: the limit of evictions, or an outstanding effect."""
+        if hindrance.code in {ReasonCode.EVICTION_LIMIT, ReasonCode.EVICTION_SLOWED}:
+            threshold = "" if plan.selected is None else plan.selected.threshold.text
+            why = "; ".join(plan.plan.warnings)
+            self.log_pressure("eviction_limit_reached", {"why": why, "threshold": threshold}, level="error")
+            return
+        fields = {key: value for key, value in hindrance.details.items() if key != "left_s"}
+        self.log_pressure("eviction_withheld", {"reason": hindrance.code.value, "why": hindrance.sentence, **fields})
 
     def log_no_evictable_pod(self, plan: EvictionPlan, statement: Unrelieved) -> None:
         """Log that no eviction ends the shortage of a met threshold, with the count of each reason."""

@@ -49,7 +49,7 @@ class SelectedThreshold(Record):
         reason: reason to evict a pod for the threshold; without a selected threshold, reason to keep all pods.
         status: the selected threshold with its latest reading; ``None`` without a selected threshold.
         blocked: cause why the pass cannot decide, a rejected reading; empty otherwise.
-        withheld: reason why no action is taken for a met threshold, with its outstanding effect; else ``None``.
+        waiting: reason why no action is taken for a met threshold, with its outstanding effect; else ``None``.
         ineffective: reason to evict only pods that drive the shortage, an earlier eviction that freed too little; else
             ``None``.
     """
@@ -57,7 +57,7 @@ class SelectedThreshold(Record):
     reason: Reason
     status: ThresholdStatus | None = None
     blocked: str = ""
-    withheld: Reason | None = None
+    waiting: Reason | None = None
     ineffective: Reason | None = None
 
 
@@ -69,12 +69,12 @@ def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
     layout: FilesystemLayout,
     now: Moment,
     reclaimed: AbstractSet[ReclaimStep],
-    without_victim: AbstractSet[Threshold] = frozenset(),
+    without_candidate: AbstractSet[Threshold] = frozenset(),
 ) -> SelectedThreshold:
     """Return the most urgent due threshold that has a resource, is still met, and has no outstanding effect.
 
     A threshold with an ineffective effect is returned with the reason to evict only pods that drive the shortage.
-    Thresholds in ``without_victim`` are skipped.
+    Thresholds in ``without_candidate`` are skipped.
 
     Without newer readings, the evaluated readings are validated by their age at ``now``. If a reclaim step was run for
     the signal of a threshold, or the threshold was due in the last pass, only its minimum reclaim clears it.
@@ -83,10 +83,10 @@ def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
     """
     latest = [each.observation for each in evaluation.statuses if each.observation is not None]
     readings = validate(latest if observations is None else observations, now, policy.max_observation_age_s)
-    skipped, withheld = [], None
+    skipped, waiting = [], None
     for status in evaluation.acting:
         resource = MEANINGS[status.threshold.signal].resource
-        if resource is None or status.threshold in without_victim:
+        if resource is None or status.threshold in without_candidate:
             continue
         threshold = status.threshold
         steps = frozenset(reclaim_steps(threshold.signal, layout, threshold.filesystem))
@@ -97,23 +97,23 @@ def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
         shortage = shortage_of(threshold.signal, layout, threshold.filesystem)
         effect = withholding(evaluation.state.outstanding, shortage, now, threshold.measurand.path)
         if effect is not None and not effect.ineffective:
-            withheld = withheld or _withheld(status, effect, now)
+            waiting = waiting or _waiting(status, effect, now)
             continue
         current = _with_reading(status, readings.accepted[threshold.measurand])
         details = {**_details(current), "resource": resource.value}
-        ineffective = None if effect is None or policy.always_evict else _withheld(status, effect, now)
+        ineffective = None if effect is None or policy.always_evict else _waiting(status, effect, now)
         return SelectedThreshold(
-            Reason(ReasonCode.LOW_ON_RESOURCE, details), current, withheld=withheld, ineffective=ineffective
+            Reason(ReasonCode.LOW_ON_RESOURCE, details), current, waiting=waiting, ineffective=ineffective
         )
     rejected = next((each for each in skipped if each.code is ReasonCode.READING_REJECTED), None)
-    if withheld is not None and rejected is None:
-        return SelectedThreshold(withheld, withheld=withheld)
+    if waiting is not None and rejected is None:
+        return SelectedThreshold(waiting, waiting=waiting)
     if not skipped:
         return SelectedThreshold(_keep_all_reason(evaluation))
-    return SelectedThreshold(rejected or skipped[0], blocked=rejected.sentence if rejected else "", withheld=withheld)
+    return SelectedThreshold(rejected or skipped[0], blocked=rejected.sentence if rejected else "", waiting=waiting)
 
 
-def _withheld(status: ThresholdStatus, effect: OutstandingEffect, now: Moment) -> Reason:
+def _waiting(status: ThresholdStatus, effect: OutstandingEffect, now: Moment) -> Reason:
     """Return the reason why no action is taken for a met threshold: the outstanding effect and its remaining time."""
     code = ReasonCode.EVICTION_INEFFECTIVE if effect.ineffective else ReasonCode.EFFECT_OUTSTANDING
     left_s = max(0.0, effect.until_s - now.monotonic_s)
@@ -184,33 +184,27 @@ class EvictionPlan(Record):
         selected: the selected threshold; ``None`` if no threshold is selected or the eviction is for a storage limit.
         reclaim: steps of node-level reclaim to run now, in order. After each step the caller reads the signals and
             plans again with the step in ``reclaimed``; no pod is evicted before all steps are run.
-        pods_may_be_chosen: whether the pass has reached the choice of a pod; ``victim`` is ``None`` if every pod is
-            protected.
         ranking: all pods ranked for the selected threshold, including protected pods.
         victim: the pod to evict; ``None`` if no pod is evicted.
-        withheld: reason why no action is taken for another met threshold, with its outstanding effect; else ``None``.
-        limited: reason why no pod may be evicted, if the limit of evictions per window is reached; else ``None``.
-        without_victim: met thresholds for which no pod can be evicted now.
+        hindrance: reason why no pod is evicted at all: the limit of evictions, or an unknown growth; else ``None``.
+        waiting: reason why no action is taken for another met threshold, with its outstanding effect; else ``None``.
+        without_candidate: met thresholds for which no pod can be evicted now.
         unrelieved: statement if no eviction ends the shortage of the selected threshold; else ``None``.
-        undecided: whether a pod is kept only until its growth is measured.
     """
 
     plan: Plan
     selected: ThresholdStatus | None = None
     reclaim: tuple[ReclaimStep, ...] = ()
-    pods_may_be_chosen: bool = False
     ranking: tuple[RankedPod, ...] = ()
     victim: Eviction | None = None
-    withheld: Reason | None = None
-    limited: Reason | None = None
-    without_victim: frozenset[Threshold] = frozenset()
+    hindrance: Reason | None = None
+    waiting: Reason | None = None
+    without_candidate: frozenset[Threshold] = frozenset()
     unrelieved: Unrelieved | None = None
-    undecided: bool = False
 
-    @property
-    def slowed(self) -> bool:
-        """Whether the eviction is delayed because evictions are spaced out above the limit per window."""
-        return self.limited is not None and self.limited.code is ReasonCode.EVICTION_SLOWED
+    def is_hindered_by(self, code: ReasonCode) -> bool:
+        """Return whether no pod is evicted for this reason."""
+        return self.hindrance is not None and self.hindrance.code is code
 
 
 def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
@@ -223,7 +217,7 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
     observations: Iterable[Observation] | None = None,
     reclaimed: AbstractSet[ReclaimStep] = frozenset(),
     excluded: Mapping[str, str] = NO_FAILURES,
-    without_victim: AbstractSet[Threshold] = frozenset(),
+    without_candidate: AbstractSet[Threshold] = frozenset(),
     others: Collection[OtherImageFilesystem] = (),
     removes_volumes: bool = False,
 ) -> EvictionPlan:
@@ -245,33 +239,33 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
         observations: readings newer than the evaluated readings; ``None`` to use the evaluated readings.
         reclaimed: steps already run in this pass.
         excluded: cause of the failure by pod UID, for pods with a failed eviction earlier in this pass.
-        without_victim: thresholds for which an earlier plan of this pass found no victim; not selected again.
+        without_candidate: thresholds for which an earlier plan of this pass found no victim; not selected again.
         removes_volumes: whether an eviction also removes the volumes of the pod.
 
     Source: kubelet ``synchronize``, from local storage eviction on, and ``evictPod``.
     """
     placement = Placement(layout, others, removes_volumes=removes_volumes)
-    planner = _Planner(evaluation, pods or (), policy, placement, now, excluded)
-    passed_over = frozenset(without_victim)
+    planner = _Planner(evaluation, pods, policy, placement, now, excluded)
+    passed_over = frozenset(without_candidate)
     first: EvictionPlan | None = None
-    withheld: Reason | None = None
+    waiting: Reason | None = None
     while True:
         selected = select_threshold(
-            evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed, without_victim=passed_over
+            evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed, without_candidate=passed_over
         )
         plan = planner.act_on(selected, reclaimed)
-        withheld = withheld or plan.withheld
-        plan = replace(plan, withheld=withheld)
+        waiting = waiting or plan.waiting
+        plan = replace(plan, waiting=waiting)
         threshold = None if selected.status is None else selected.status.threshold
         if threshold is None or not threshold.hard:
             for_limit = planner.evict_for_limit(plan)
             if for_limit is not None:
-                return replace(for_limit, without_victim=passed_over)
+                return replace(for_limit, without_candidate=passed_over)
         first = first or plan
         if threshold is None or pods is None:
-            return planner.report_suspended_limits(replace(first, withheld=withheld, without_victim=passed_over))
-        if plan.victim is not None or plan.reclaim or plan.slowed:
-            return replace(plan, without_victim=passed_over)
+            return planner.report_suspended_limits(replace(first, waiting=waiting, without_candidate=passed_over))
+        if plan.victim is not None or plan.reclaim or plan.is_hindered_by(ReasonCode.EVICTION_SLOWED):
+            return replace(plan, without_candidate=passed_over)
         passed_over |= {threshold}
 
 
@@ -295,7 +289,7 @@ def eviction_order(  # noqa: PLR0913 - one argument for each input of a pass
     planner = _Planner(evaluation, pods, policy, placement, now, NO_FAILURES)
     of_others = frozenset(each.threshold for each in evaluation.statuses if each.threshold.signal is not signal)
     selected = select_threshold(
-        evaluation, None, policy, layout=layout, now=now, reclaimed=frozenset(), without_victim=of_others
+        evaluation, None, policy, layout=layout, now=now, reclaimed=frozenset(), without_candidate=of_others
     )
     return planner.order(signal, selected)
 
@@ -319,14 +313,15 @@ class _Planner:
     def __init__(  # noqa: PLR0913, PLR0917 - one argument for each input of a pass
         self,
         evaluation: Evaluation,
-        pods: Iterable[PodFacts],
+        pods: Iterable[PodFacts] | None,
         policy: EvictionPolicy,
         placement: Placement,
         now: Moment,
         excluded: Mapping[str, str],
     ) -> None:
         self._evaluation = evaluation
-        self._pods = sorted(dict.fromkeys(pods), key=lambda pod: (pod.uid, pod.namespace, pod.name))
+        self._chooses = pods is not None
+        self._pods = sorted(dict.fromkeys(pods or ()), key=lambda pod: (pod.uid, pod.namespace, pod.name))
         self._policy = policy
         self._layout = placement.layout
         self._placement = placement
@@ -373,7 +368,7 @@ class _Planner:
             *(self._keep(each, others) for each in self._pods if each is not pod),
         ]
         plan = self._plan(decisions)
-        return EvictionPlan(plan, pods_may_be_chosen=True, victim=victim, withheld=otherwise.withheld)
+        return EvictionPlan(plan, victim=victim, waiting=otherwise.waiting)
 
     def report_suspended_limits(self, plan: EvictionPlan) -> EvictionPlan:
         """Return ``plan`` with the eviction limit as reason to keep pods over their storage limits.
@@ -390,14 +385,14 @@ class _Planner:
         )
         warnings = dict.fromkeys((*plan.plan.warnings, f"no pod is evicted: {reason.sentence}"))
         changed = replace(plan.plan, decisions=decisions, warnings=tuple(warnings))
-        return replace(plan, plan=changed, limited=plan.limited or reason)
+        return replace(plan, plan=changed, hindrance=plan.hindrance or reason)
 
     def act_on(self, selected: SelectedThreshold, reclaimed: AbstractSet[ReclaimStep]) -> EvictionPlan:
         """Return the plan for the selected threshold: reclaim steps, the eviction of a pod, or no action."""
         status = selected.status
         if status is None:
             decisions = [self._keep(pod, selected.reason) for pod in self._pods]
-            return EvictionPlan(self._plan(decisions, blocked=selected.blocked), withheld=selected.withheld)
+            return EvictionPlan(self._plan(decisions, blocked=selected.blocked), waiting=selected.waiting)
         signal, other = status.threshold.signal, status.threshold.filesystem
         steps = tuple(step for step in reclaim_steps(signal, self._layout, other) if step not in reclaimed)
         candidates = [pod for pod in self._pods if self._not_there_reason(pod, status) is None]
@@ -410,7 +405,7 @@ class _Planner:
         if common_reason is not None:
             decisions = [self._keep(pod, common_reason) for pod in self._by_rank(ranking)]
             plan = self._plan(decisions)
-            return EvictionPlan(plan, status, steps, ranking=ranking, withheld=selected.withheld, limited=limited)
+            return EvictionPlan(plan, status, steps, ranking, hindrance=limited, waiting=selected.waiting)
         return self._choose(status, selected, ranking)
 
     def _choose(
@@ -434,20 +429,21 @@ class _Planner:
             else:
                 later = Reason(ReasonCode.RANKED_LATER, {**_numbers(ranked), "of": len(ranking)})
                 decisions.append(_decide(ranked, Verdict.KEEP, later))
-        undecided = victim is None and any(each.code is ReasonCode.GROWTH_UNKNOWN for each in kept.values())
-        statement = None
-        if victim is None and not undecided:
-            statement = unrelieved(status, ranking, self._pods, protected)
-            warnings.append(statement.sentence)
+        hindrance, statement, waiting = None, None, selected.waiting
+        if victim is None and self._chooses:
+            hindrance = next((each for each in kept.values() if each.code is ReasonCode.GROWTH_UNKNOWN), None)
+            waiting = waiting or selected.ineffective
+            if hindrance is None:
+                statement = unrelieved(status, ranking, self._pods, protected)
+                warnings.append(statement.sentence)
         return EvictionPlan(
             self._plan(decisions, warnings),
             status,
-            pods_may_be_chosen=True,
             ranking=ranking,
             victim=victim,
-            withheld=selected.withheld if victim is not None else selected.withheld or selected.ineffective,
+            hindrance=hindrance,
+            waiting=waiting,
             unrelieved=statement,
-            undecided=undecided,
         )
 
     def order(self, signal: Signal, selected: SelectedThreshold) -> tuple[tuple[RankedPod, Reason | None], ...]:

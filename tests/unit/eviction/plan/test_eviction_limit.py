@@ -87,7 +87,7 @@ def test_storage_limit_does_not_precede_a_hard_threshold_behind_one_without_a_vi
     assert (first.victim, len(first.reclaim)) == (None, 3)
     then = planned(pods, read(), DISK_SHORT, limits=limits, reclaimed=EVERY_STEP)
     assert victim(then) == "writer"
-    assert [each.text for each in then.without_victim] == ["memory.available<100Mi"]
+    assert [each.text for each in then.without_candidate] == ["memory.available<100Mi"]
 
 
 def test_unread_pods_do_not_pass_over_the_most_urgent_threshold() -> None:
@@ -117,8 +117,7 @@ def test_eviction_limit_does_not_stop_reclaim() -> None:
     assert len(plan.reclaim) == 3
     plan = planned([pod()], DISK_SHORT, limits=limits, policy=POLICY, state=evicted(-20, -10), reclaimed=EVERY_STEP)
     assert reasons(plan) == {"web": "eviction-limit"}
-    assert plan.limited is not None
-    assert plan.limited.code is ReasonCode.EVICTION_LIMIT
+    assert plan.is_hindered_by(ReasonCode.EVICTION_LIMIT)
 
 
 @pytest.mark.difference("eviction-limit")
@@ -148,7 +147,7 @@ def test_hard_memory_threshold_is_slowed_and_never_suspended(
 ) -> None:
     plan = planned([pod()], reading, limits=thresholds(limits), policy=POLICY, state=evicted(-30, -20, last_s))
     assert reasons(plan) == {"web": code}
-    assert plan.slowed is (code == "eviction-slowed")
+    assert plan.is_hindered_by(ReasonCode.EVICTION_SLOWED) is (code == "eviction-slowed")
 
 
 @pytest.mark.difference("eviction-limit")
@@ -161,7 +160,7 @@ def test_soft_memory_threshold_is_suspended_by_the_limit() -> None:
 def test_storage_limit_waits_for_the_spaced_eviction_of_a_hard_memory_threshold() -> None:
     plan = planned([GREEDY, pod("hog", memory=900)], policy=POLICY, state=evicted(-30, -20, -5))
     assert plan.victim is None
-    assert plan.slowed
+    assert plan.is_hindered_by(ReasonCode.EVICTION_SLOWED)
 
 
 @given(

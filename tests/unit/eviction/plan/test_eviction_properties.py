@@ -205,7 +205,7 @@ def test_plan_has_one_decision_per_pod_and_at_most_one_victim(
     if made.victim:
         assert made.plan.decisions[0].verdict is Verdict.REMOVE
         assert not made.reclaim
-        assert made.pods_may_be_chosen
+        assert made.hindrance is None
         assert made.victim.grace_s >= 0
         assert made.victim.message.endswith(" ")
 

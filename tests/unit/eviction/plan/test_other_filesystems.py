@@ -223,7 +223,7 @@ def effect(shortage: Shortage, path: str = "") -> OutstandingEffect:
 def test_effect_on_a_filesystem_withholds_actions_for_it_alone(outstanding: OutstandingEffect, waits: bool) -> None:
     plan = after_reclaim(on(KATA), state=EvictionState(outstanding=(outstanding,)))
     assert victim(plan) == (None if waits else "kata-big")
-    assert (plan.withheld is not None) is waits
+    assert (plan.waiting is not None) is waits
 
 
 def test_another_image_filesystem_on_nodefs_shares_the_effects_of_nodefs() -> None:

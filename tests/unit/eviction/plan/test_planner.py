@@ -222,7 +222,7 @@ def test_excluded_pod_is_skipped() -> None:
 def test_pod_is_kept_with_the_reason_that_no_threshold_is_acted_on(plan: EvictionPlan, code: str, text: str) -> None:
     assert plan.victim is None
     assert not plan.reclaim
-    assert not plan.pods_may_be_chosen
+    assert plan.hindrance is None
     (decision,) = plan.plan.decisions
     assert decision.reason.code.value == code
     assert text in decision.reason.sentence

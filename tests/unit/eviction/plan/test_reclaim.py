@@ -60,7 +60,7 @@ def test_node_level_reclaim_precedes_eviction(layout: FilesystemLayout, signal: 
     facts = pod(writable=disk(1, 100), logs=disk(1, 100), swap=1)
     plan = planned([facts], read(signal, available=5, capacity=1000), limits=thresholds(f"{signal}<10"), layout=layout)
     assert [step.text for step in plan.reclaim] == expected
-    assert plan.pods_may_be_chosen is (not expected)
+    assert (plan.victim is not None) is (not expected)
     assert reasons(plan) == {"web": "reclaim-first" if expected else "low-on-resource"}
     assert [each.pod.name for each in plan.ranking] == ["web"]
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.eviction.plan.relief import SAMPLE_EVERY_S, UsageSample, add_sample
+from nodeagent.model.decision import ReasonCode
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.eviction.plan.cases import EMPTY_STATE, at, disk, planned, pod, read, reasons, thresholds, victim
@@ -142,7 +143,7 @@ def test_new_pod_counts_as_grown() -> None:
 def test_growth_is_unknown_without_a_sample_of_the_last_minute(before_s: float) -> None:
     plan = plan_after([pod("writer", volumes=disk(300))], before_s=before_s)
     assert reasons(plan) == {"writer": "growth-unknown"}
-    assert (plan.undecided, plan.unrelieved) == (True, None)
+    assert (plan.is_hindered_by(ReasonCode.GROWTH_UNKNOWN), plan.unrelieved) == (True, None)
 
 
 def test_loss_that_no_pod_explains_makes_a_pod_immaterial() -> None:
@@ -204,7 +205,7 @@ def test_stall_evicts_only_a_pod_that_stalls_itself() -> None:
     assert victim(planned(pods, reading, limits=limits)) == "stalls"
     plan = planned([pods[0], pods[2]], reading, limits=limits)
     assert reasons(plan) == {"hog": "effect-too-small", "unread": "usage-unknown"}
-    assert (plan.undecided, plan.unrelieved is None) == (False, False)
+    assert (plan.hindrance, plan.unrelieved is None) == (None, False)
 
 
 @pytest.mark.difference("eviction-that-helps")

@@ -61,12 +61,12 @@ def plan_with(
 def test_outstanding_effect_withholds_reclaim_and_pods_of_its_filesystem() -> None:
     plan = plan_with(effect())
     assert (plan.selected, plan.reclaim, plan.victim) == (None, (), None)
-    assert plan.withheld is not None
-    assert plan.withheld.code.value == "effect-outstanding"
-    assert plan.withheld.sentence == (
+    assert plan.waiting is not None
+    assert plan.waiting.code.value == "effect-outstanding"
+    assert plan.waiting.sentence == (
         "imagefs.available<100Mi met; waiting for the effect of eviction of shop/web, at most 29s"
     )
-    assert plan.withheld.details["predicted_bytes"] == 100 * MIB
+    assert plan.waiting.details["predicted_bytes"] == 100 * MIB
     assert reasons(plan) == {"writer": "effect-outstanding"}
     assert plan_with(effect(), reclaimed=EVERYTHING).victim is None
 
@@ -79,7 +79,7 @@ def test_expired_effect_withholds_nothing() -> None:
 @pytest.mark.difference("outstanding-effect")
 def test_effect_on_another_filesystem_withholds_nothing() -> None:
     plan = plan_with(effect(shortage=Shortage.NODEFS), reclaimed=EVERYTHING)
-    assert (victim(plan), plan.withheld) == ("writer", None)
+    assert (victim(plan), plan.waiting) == ("writer", None)
 
 
 @pytest.mark.parametrize("ineffective", [False, True])
@@ -92,7 +92,7 @@ def test_two_filesystems_are_relieved_independently(ineffective: bool) -> None:
     )
     assert plan.selected is not None
     assert (plan.selected.threshold.signal, victim(plan)) == (Signal.IMAGEFS_AVAILABLE, "writer")
-    assert plan.withheld is not None
+    assert plan.waiting is not None
 
 
 def test_inodes_of_the_same_filesystem_are_withheld_as_well() -> None:
