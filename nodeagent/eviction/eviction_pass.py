@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.eviction.actions import Monitors, PassActions
+    from nodeagent.eviction.evictor import EvictionResult
     from nodeagent.eviction.plan.api_eviction import HeldBack
     from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.eviction.plan.policy import EvictionPolicy
@@ -235,6 +236,8 @@ class EvictionPass:
             plan, held = await self._admitted(partial(self._plan, evaluation, readings, pods), excluded)
             self._sample(pods, readings, with_disk=with_disk)
             if plan.victim is None:
+                if not with_disk and await self._monitors.pods.await_list():
+                    continue
                 return await self._without_pod(plan, pods)
             if (not_now := await self._not_now(plan, held)) is not None:
                 return not_now
@@ -243,15 +246,20 @@ class EvictionPass:
                 self._monitors.pods.expire()  # the pod ended or changed since the list
             if result.outcome in _ENDS_THE_PASS:
                 return PassResult(result.outcome.value)
-            uid = plan.victim.pod.uid
-            excluded[uid] = result.detail
-            held = self._held_back(plan.victim)
-            if held is not None and not held.tries_next:
-                return self._postponed(plan, held)
-            if result.outcome is EvictionOutcome.FAILED and relieves_disk(plan.victim):
-                self._attempts.failed_s.setdefault(uid, []).append(self._context.clock.monotonic_s())
-                break  # the pod may still end: its effect is outstanding; memory pressure permits no wait
+            excluded[plan.victim.pod.uid] = result.detail
+            if (ended := self._end_after_failure(plan, plan.victim, result)) is not None:
+                return ended
         return PassResult.FAILED
+
+    def _end_after_failure(self, plan: EvictionPlan, victim: Eviction, result: EvictionResult) -> PassResult | None:
+        """Return the result of a pass that ends with a failed eviction; ``None`` to try the next pod."""
+        held = self._held_back(victim)
+        if held is not None and not held.tries_next:
+            return self._postponed(plan, held)
+        if result.outcome is EvictionOutcome.FAILED and relieves_disk(victim):
+            self._attempts.failed_s.setdefault(victim.pod.uid, []).append(self._context.clock.monotonic_s())
+            return PassResult.FAILED  # the pod may still end: its effect is outstanding; memory permits no wait
+        return None
 
     async def _admitted(
         self, make_plan: Callable[[dict[str, str]], Awaitable[EvictionPlan]], excluded: dict[str, str]

@@ -131,6 +131,22 @@ class PodMonitor:
         finally:
             self.close()
 
+    async def await_list(self) -> bool:
+        """Wait for the end of a list in progress; return whether one was in progress.
+
+        A plan without a victim from the last list says nothing of the pods that were started since.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer.
+            RuntimeRequestError: the runtime refused to list sandboxes or containers.
+        """
+        work = self._listing
+        if work is None or work.done():
+            return False
+        await asyncio.wait({work})
+        work.result()
+        return True
+
     async def refresh_if_due(self, *, near_threshold: bool) -> None:
         """Check for OOM kills, and read the pods again if the last read is older than 30 s, or 2 s near a threshold.
 

@@ -148,6 +148,8 @@ class Node:
         self.on_list()
         if self.gate is not None:
             await self.gate.wait()
+        if self.pods_error is not None:
+            raise self.pods_error
         at, self.clock.seconds = self.now(), self.clock.seconds + self.list_s
         remaining = tuple(each for each in self.pods if each.uid not in {f"uid-{name}" for name in self.evicted})
         self.listed = PodInventory(remaining, (), {each.uid: PodHandle(each.uid, ("s",)) for each in remaining}, at)

@@ -30,6 +30,43 @@ async def test_pod_is_evicted_by_the_last_list_while_the_runtime_does_not_answer
     assert (event["pods"], event["level"]) == (2, "warning")
 
 
+async def test_pod_missing_in_the_last_list_is_evicted_as_soon_as_the_runtime_lists_it() -> None:
+    node = Node(readings=lambda: (read(available_mib=900),), hangs=True)
+
+    async def use_last_list() -> PodInventory | None:
+        if node.gate is not None:
+            node.gate.set()
+        return node.listed
+
+    loop = node.loop(read_usage=use_last_list)
+    node.hangs = False
+    await run_pass(node, loop)
+    node.clock.seconds += 10
+    node.pods, node.gate, node.readings = (pod("big", memory=500),), asyncio.Event(), lambda: (LOW,)
+    await asyncio.wait_for(run_pass(node, loop), 5)
+    assert (node.evicted, node.result()) == (["big"], "evicted")
+    assert [len(node.events(name)) for name in ("pods_not_listed", "no_evictable_pod")] == [1, 0]
+
+
+async def test_lost_runtime_ends_the_wait_for_a_pod_missing_in_the_last_list() -> None:
+    node = Node(readings=lambda: (read(available_mib=900),), hangs=True)
+
+    async def use_last_list() -> PodInventory | None:
+        if node.gate is not None:
+            node.pods_error = NodeAgentError("no answer")
+            node.gate.set()
+        return node.listed
+
+    loop = node.loop(read_usage=use_last_list)
+    node.hangs = False
+    await run_pass(node, loop)
+    node.clock.seconds += 10
+    node.gate, node.readings = asyncio.Event(), lambda: (LOW,)
+    await asyncio.wait_for(run_pass(node, loop), 5)
+    assert (node.evicted, node.result()) == ([], "failed")
+    assert node.events("no_evictable_pod") == []
+
+
 ALWAYS_EVICT = EvictionPolicy(always_evict=True)
 
 
