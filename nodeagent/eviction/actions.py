@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from nodeagent.eviction.evictor import EvictionOutcome
+from nodeagent.eviction.reclaimer import InAdvance
+from nodeagent.model.pods import PodInventory
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    import asyncio
+    from collections.abc import Awaitable, Callable
     from collections.abc import Set as AbstractSet
     from datetime import datetime
 
+    from nodeagent.eviction.api_evictor import RoleEvictor
     from nodeagent.eviction.effects import OutstandingEffects
     from nodeagent.eviction.evictor import EvictionResult, Evictor
-    from nodeagent.eviction.plan.api_eviction import HeldBack
     from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.eviction.plan.readings import ThresholdStatus
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from nodeagent.eviction.reporting import EvictionReporter
     from nodeagent.eviction.signals import SignalMonitor
     from nodeagent.gc.plan.image_targets import SpaceNeeded
-    from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import Signal
 
 SETTLE_STEP_S: Final = 0.1
@@ -58,34 +59,6 @@ class EvictionHistory(Protocol):
         """Record an unfinished eviction as interrupted, with a cause such as ``cancelled``."""
 
 
-class CacheRelief(Protocol):
-    """Reclaim of page cache; see :class:`PageCache`."""
-
-    async def relieve(self, status: ThresholdStatus) -> bool:
-        """Reclaim page cache for a met threshold; return whether the threshold was cleared."""
-
-
-class ConsumerReader(Protocol):
-    """Reader of the largest consumers outside of pods; see :func:`largest_consumers`."""
-
-    async def __call__(self, signal: Signal, pods: PodInventory) -> tuple[str, ...]:
-        """Return names and amounts of the largest consumers of the resource of a signal, largest first."""
-
-
-class Admission(Protocol):
-    """Admission of evictions that the API server may refuse; see :class:`RoleEvictor`."""
-
-    @property
-    def freed_within_s(self) -> float | None:
-        """Time limit in seconds for freeing the space of an evicted pod; ``None`` for the default limit."""
-
-    def held_back(self, eviction: Eviction) -> HeldBack | None:
-        """Return the reason to postpone an eviction; ``None`` if it may start now."""
-
-    def permit_deletion(self, uids: Collection[str]) -> frozenset[str]:
-        """Permit the deletion of refused pods as a last resort; return the UIDs of the permitted pods."""
-
-
 class PassActions(Record, kw_only=True):
     """Actions of the eviction passes.
 
@@ -97,7 +70,8 @@ class PassActions(Record, kw_only=True):
         history: records evictions.
         dry_run: whether evictions are logged only.
         settle_step_s: interval of the readings after an action, in seconds.
-        page_cache: reclaims page cache before evictions for memory; ``None`` if disabled, and in a dry run.
+        relieve_with_cache: reclaims page cache before evictions for memory, and returns whether the threshold was
+            cleared; ``None`` if disabled, and in a dry run.
         admission: admission of evictions through the API server; ``None`` where the agent evicts without it.
         images: observation of the images for reclaim; ``None`` if it cannot be begun in advance.
         removes_volumes: returns whether an eviction also removes the volumes of the pod, as a kubelet does.
@@ -111,11 +85,11 @@ class PassActions(Record, kw_only=True):
     history: EvictionHistory
     dry_run: bool
     settle_step_s: float = SETTLE_STEP_S
-    page_cache: CacheRelief | None = None
-    admission: Admission | None = None
+    relieve_with_cache: Callable[[ThresholdStatus], Awaitable[bool]] | None = None
+    admission: RoleEvictor | None = None
     images: ImageObservation | None = None
     removes_volumes: Callable[[], bool] = lambda: False
-    find_consumers: ConsumerReader | None = None
+    find_consumers: Callable[[Signal, PodInventory], Awaitable[tuple[str, ...]]] | None = None
 
 
 class Monitors(NamedTuple):
@@ -205,22 +179,12 @@ class EvictionRecord(Record):
     dry_run: bool = False
 
 
-_USABLE_FOR_S: Final = 1.0
-"""Age in seconds up to which a measurement is used for the choice of a pod, as for readings of the signals."""
-
-
-class PodMeasurement:
+class PodMeasurement(InAdvance[PodInventory]):
     """Measures the disk usage of the pods, at most once at a time."""
 
     def __init__(self, monitors: Monitors) -> None:
+        super().__init__(lambda: monitors.pods.read(with_disk=True), lambda: monitors.signals.now().monotonic_s)
         self._signals = monitors.signals
-        self._pods = monitors.pods
-        self._begun: asyncio.Future[PodInventory] | None = None
-
-    def begin(self) -> None:
-        """Start a measurement for the next :meth:`read`, unless one was started."""
-        if self._begun is None:
-            self._begun = self._start()
 
     async def read(self, ignored: AbstractSet[Threshold]) -> PodInventory | None:
         """Return the pods with their disk usage; ``None`` if a hard memory or PID threshold was met first.
@@ -230,28 +194,8 @@ class PodMeasurement:
         Raises:
             NodeAgentError: the pods cannot be listed.
         """
-        begun, self._begun = self._begun, None
-        work = begun if begun is not None and self._is_usable(begun) else self._start()
+        work = self.begin()
         try:
             return None if await self._signals.shortage_before(work, ignored) else await work
         finally:
-            work.cancel()
-
-    def cancel(self) -> None:
-        """Cancel a measurement that was not read."""
-        if self._begun is not None:
-            self._begun.cancel()
-            self._begun = None
-
-    def _is_usable(self, work: asyncio.Future[PodInventory]) -> bool:
-        """Return whether a measurement is running or recent."""
-        if not work.done():
-            return True
-        if work.cancelled() or work.exception() is not None:
-            return False
-        return self._signals.now().monotonic_s - work.result().observed_at.monotonic_s <= _USABLE_FOR_S
-
-    def _start(self) -> asyncio.Future[PodInventory]:
-        work = asyncio.ensure_future(self._pods.read(with_disk=True))
-        work.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
-        return work
+            self.discard()

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from nodeagent.daemon.context import DaemonContext, DaemonTask
-    from nodeagent.eviction.actions import Admission, EvictionRecord
+    from nodeagent.eviction.actions import EvictionRecord
+    from nodeagent.eviction.api_evictor import RoleEvictor
     from nodeagent.eviction.container_removal import ContainerCleaner
     from nodeagent.eviction.evictor import Evictor
     from nodeagent.gc.agent import Agent
@@ -173,7 +174,9 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
             ),
             history=AgentEvictionHistory(agent),
             dry_run=agent.dry_run,
-            page_cache=PageCache(CgroupCacheReclaimer(), monitors, context.clock) if reclaims_cache else None,
+            relieve_with_cache=PageCache(CgroupCacheReclaimer(), monitors, context.clock).relieve
+            if reclaims_cache
+            else None,
             removes_volumes=lambda: agent.role is Role.BESIDE_KUBELET,
             find_consumers=partial(find_consumers, agent, monitors.signals.layout),
         ),
@@ -183,7 +186,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
     return loop
 
 
-def _make_evictor(agent: Agent, pod_reader: PodReader) -> tuple[Evictor, ContainerCleaner, Admission | None]:
+def _make_evictor(agent: Agent, pod_reader: PodReader) -> tuple[Evictor, ContainerCleaner, RoleEvictor | None]:
     """Return the evictor, the container cleaner, and the admission of evictions through the API server or ``None``."""
     settings = agent.settings.eviction
     read_quickly = partial(pod_reader.read, with_usage=False, quick=True)

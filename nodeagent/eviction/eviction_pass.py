@@ -131,7 +131,7 @@ class EvictionPass:
             self._node_reclaim.cancel()
             raise
         finally:
-            self._measurement.cancel()
+            self._measurement.discard()
             await self._node_reclaim.finish()
             if self._actions.images is not None:
                 self._actions.images.discard()
@@ -167,7 +167,8 @@ class EvictionPass:
             return PassResult.RECLAIMED if self._has_reclaimed else PassResult.NO_PRESSURE
         if plan.reclaim:
             return PassResult.RECLAIMING
-        if self._actions.page_cache is not None and await self._actions.page_cache.relieve(plan.selected):
+        relieve = self._actions.relieve_with_cache
+        if relieve is not None and await relieve(plan.selected):
             return PassResult.RECLAIMED
         if plan.hindrance is not None:
             self._without_candidate |= {plan.selected.threshold}

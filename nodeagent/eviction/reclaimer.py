@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnsupportedError
 from nodeagent.eviction.plan.reclaim import ReclaimAction, on_device, until_freed
@@ -14,6 +15,7 @@ from nodeagent.gc.plan.image_protection import Irreplaceable
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.planner import plan_containers
 from nodeagent.gc.plan.policy import Scope
+from nodeagent.model import NodeSnapshot
 from nodeagent.model.decision import ItemKind, ReasonCode
 from nodeagent.model.pressure import FilesystemRole
 from nodeagent.pods.usage import total
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.executor import PassReport
     from nodeagent.gc.plan.image_targets import SpaceNeeded
     from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
-    from nodeagent.model import NodeSnapshot, Sandbox
+    from nodeagent.model import Sandbox
     from nodeagent.model.decision import Plan
     from nodeagent.model.pressure import OtherImageFilesystem
 
@@ -292,18 +294,50 @@ def _still_evicted(evicted: Mapping[str, Collection[str]], sandboxes: Iterable[S
 
 
 _USABLE_FOR_S: Final = 1.0
-"""Age in seconds up to which an observation is used for an image reclaim step, as for the measurement of the pods."""
+"""Age in seconds up to which a reading made in advance is used, as for readings of the signals."""
+T = TypeVar("T")
 
 
-class ImageObservation:
+class InAdvance(Generic[T]):
+    """A reading that is begun before it is needed, and used while it is running or recent."""
+
+    def __init__(self, read: Callable[[], Awaitable[T]], monotonic_s: Callable[[], float]) -> None:
+        self._read = read
+        self._monotonic_s = monotonic_s
+        self._begun: asyncio.Future[T] | None = None
+        self._begun_s = 0.0
+
+    def begin(self) -> asyncio.Future[T]:
+        """Return the usable reading; begin one if there is none."""
+        begun = self.usable()
+        if begun is None:
+            self._begun_s = self._monotonic_s()
+            self._begun = begun = asyncio.ensure_future(self._read())
+            begun.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+        return begun
+
+    def usable(self) -> asyncio.Future[T] | None:
+        """Return the begun reading if it is running, or succeeded within the age limit."""
+        begun = self._begun
+        if begun is None or not begun.done():
+            return begun
+        is_recent = self._monotonic_s() - self._begun_s <= _USABLE_FOR_S
+        return begun if is_recent and not begun.cancelled() and begun.exception() is None else None
+
+    def discard(self) -> None:
+        """Cancel the begun reading, and do not use it."""
+        if self._begun is not None:
+            self._begun.cancel()
+            self._begun = None
+
+
+class ImageObservation(InAdvance[NodeSnapshot]):
     """Observes the node for reclaim steps; one observation of the images serves all steps until the first removal."""
 
     def __init__(self, observe: Callable[[Scope], Awaitable[NodeSnapshot]], clock: Clock) -> None:
         """Create it; ``observe`` returns a new node snapshot of a scope."""
+        super().__init__(partial(observe, Scope.IMAGES), clock.monotonic_s)
         self._observe = observe
-        self._clock = clock
-        self._begun: asyncio.Future[NodeSnapshot] | None = None
-        self._begun_s = 0.0
 
     async def prepare(self) -> None:
         """Observe the node once, so that the first reclaim finds the caches of the observation filled.
@@ -314,33 +348,11 @@ class ImageObservation:
             for scope in (Scope.IMAGES, Scope.CONTAINERS):
                 await self._observe(scope)
 
-    def begin(self) -> None:
-        """Start an observation of the images for the next :meth:`observe`, unless a usable one exists."""
-        if self._usable() is not None:
-            return
-        self._begun_s = self._clock.monotonic_s()
-        self._begun = asyncio.ensure_future(self._observe(Scope.IMAGES))
-        self._begun.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
-
     async def observe(self, scope: Scope) -> NodeSnapshot:
         """Return the node snapshot of a scope: for images the begun observation, if it is usable.
 
         Raises:
             NodeAgentError: the node could not be observed.
         """
-        begun = self._usable() if scope is Scope.IMAGES else None
+        begun = self.usable() if scope is Scope.IMAGES else None
         return await (self._observe(scope) if begun is None else begun)
-
-    def discard(self) -> None:
-        """End the use of a begun observation: before a removal, and at the end of a pass."""
-        if self._begun is not None:
-            self._begun.cancel()
-            self._begun = None
-
-    def _usable(self) -> asyncio.Future[NodeSnapshot] | None:
-        """Return the begun observation if it is running, or succeeded within the age limit."""
-        begun = self._begun
-        if begun is None or not begun.done():
-            return begun
-        is_recent = self._clock.monotonic_s() - self._begun_s <= _USABLE_FOR_S
-        return begun if is_recent and not begun.cancelled() and begun.exception() is None else None

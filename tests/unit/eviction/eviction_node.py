@@ -251,7 +251,7 @@ class Node:
                 history=self,
                 dry_run=self.dry_run,
                 settle_step_s=0.0,
-                page_cache=None if page_cache is None else page_cache(monitors),
+                relieve_with_cache=None if page_cache is None else page_cache(monitors).relieve,
                 images=images,
             ),
             monitors,

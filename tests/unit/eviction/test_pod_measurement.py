@@ -56,7 +56,7 @@ async def test_cancelled_measurement_ends() -> None:
     measured = measurement(node)
     measured.begin()
     await asyncio.sleep(0)
-    measured.cancel()
+    measured.discard()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
