@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nodeagent.api.common import Reason
     from nodeagent.cli.source import Source
     from nodeagent.eviction.documents import PodDecision, RankedPodEntry
-    from nodeagent.eviction.pod_documents import Fact
+    from nodeagent.eviction.pressure_documents import Fact
     from nodeagent.gc.agent import Agent
 
 _WIDE: Final = 120

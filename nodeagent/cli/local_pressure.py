@@ -11,7 +11,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.eviction.plan.state import EvictionState
-from nodeagent.eviction.signal_documents import Pressure
+from nodeagent.eviction.pressure_documents import Pressure
 from nodeagent.eviction.signals import EvictionSignalReader
 from nodeagent.model.pressure import MemorySource
 from nodeagent.record import replace

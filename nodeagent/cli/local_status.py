@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nodeagent.daemon.documents import Status
     from nodeagent.daemon.report_document import NodeReport
-    from nodeagent.eviction.pod_documents import PodUsage
+    from nodeagent.eviction.pressure_documents import PodUsage
     from nodeagent.gc.agent import Agent
 
 

@@ -12,7 +12,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.signal_values import is_stall, short_amount, signal_name, used_share
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.cli.watch import print_document, watching
-from nodeagent.eviction.signal_documents import Pressure
+from nodeagent.eviction.pressure_documents import Pressure
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.cli.control_client import ControlConnection
-    from nodeagent.eviction.signal_documents import Signal
+    from nodeagent.eviction.pressure_documents import Signal
 
     View = Callable[[Pressure, int | None], Iterator[Line]]
 

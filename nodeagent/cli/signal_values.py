@@ -8,7 +8,7 @@ from nodeagent.cli.table import size_cell
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from nodeagent.eviction.signal_documents import Signal
+    from nodeagent.eviction.pressure_documents import Signal
 
 
 def signal_name(signal: Signal) -> str:

@@ -18,7 +18,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.status_view import status_view, top_view
 from nodeagent.cli.watch import print_document, watching
 from nodeagent.daemon.documents import Status, Top
-from nodeagent.eviction.pod_documents import PodUsage
+from nodeagent.eviction.pressure_documents import PodUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from nodeagent.daemon.documents import Status, Top
-    from nodeagent.eviction.pod_documents import Fact, RankedPodUsage
-    from nodeagent.eviction.signal_documents import Signal
+    from nodeagent.eviction.pressure_documents import Fact, RankedPodUsage, Signal
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nodeagent.cluster.failed_pod_api import FailedPodApi
     from nodeagent.cluster.plan.failed_pods import Deletion, DeletionPlan
-    from nodeagent.eviction.eviction_api import EvictionApi
+    from nodeagent.eviction.api_evictor import EvictionApi
     from nodeagent.gc.pass_history import HistoryWriter
     from nodeagent.kube.api_client import NodeApi
     from nodeagent.settings.settings import Settings
@@ -75,7 +75,7 @@ class FailedPodsTask(SessionTask):
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
         # import h11, ssl and the objects of the API, which a daemon without this task does not load
         from nodeagent.cluster.failed_pod_api import FailedPodApi  # noqa: PLC0415
-        from nodeagent.eviction.eviction_api import EvictionApi  # noqa: PLC0415
+        from nodeagent.eviction.api_evictor import EvictionApi  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
         from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
         from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415

@@ -10,8 +10,7 @@ from msgspec import UNSET, UnsetType, ValidationError, convert, structs
 from nodeagent import model
 from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import Filesystem
-from nodeagent.eviction.pod_documents import PodUsage
-from nodeagent.eviction.signal_documents import Signal
+from nodeagent.eviction.pressure_documents import PodUsage, Signal
 from nodeagent.gc.documents.holds import HoldFields
 from nodeagent.schemas import SchemaId
 

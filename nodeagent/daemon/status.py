@@ -30,8 +30,7 @@ from nodeagent.daemon.report_document import NodeReport
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.eviction.plan.planner import eviction_order
 from nodeagent.eviction.plan.state import EvictionState
-from nodeagent.eviction.pod_documents import PodUsage
-from nodeagent.eviction.signal_documents import Pressure, Signal
+from nodeagent.eviction.pressure_documents import PodUsage, Pressure, Signal
 from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache
 from nodeagent.gc.documents.holds import HoldFields
 from nodeagent.gc.documents.readings import preview_collection

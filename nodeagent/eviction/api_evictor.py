@@ -1,10 +1,8 @@
-"""Eviction of one pod through the API server; the kubelet stops the containers.
+"""Eviction of one pod by the role of the agent: through the API server beside a kubelet, otherwise through the runtime.
 
-The preconditions of the request are the UID and resource version of the selected pod. After an accepted request, the
-pod counts as evicted only once its processes have ended. No request is sent for static pods, mirror pods, and pods that
-the API server does not list.
-
-Evictions by the role of the agent: through the API server beside a kubelet, otherwise through the runtime.
+The preconditions of a request to the API server are the UID and resource version of the selected pod. After an accepted
+request, the pod counts as evicted only once its processes have ended: the kubelet stops the containers. No request is
+sent for static pods, mirror pods, and pods that the API server does not list.
 
 The role can change while the eviction loop runs. Beside a kubelet, the agent never stops or removes the containers of
 an evicted pod: the kubelet would restart stopped containers, and removes the containers of a deleted pod itself.
@@ -14,15 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Final, Protocol
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import quote
 
-from nodeagent.errors import ApiServerError, ApiServerRefusedError
+import msgspec
+
+from nodeagent.errors import ApiServerError, ApiServerRefusedError, ConfigError
 from nodeagent.eviction.container_removal import CleanupResult, present_layers
 from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult, change_of
 from nodeagent.eviction.plan.api_eviction import Answer, EvictionMemory, Step, consequence, held_back, may_end, remember
 from nodeagent.gc.freed_space import make_visible
 from nodeagent.guarded_call import call_kernel
-from nodeagent.model import ContainerState
+from nodeagent.host.cgroups import read_processes
+from nodeagent.kube.api_client import ApiClient, ApiRequest
+from nodeagent.kube.api_credentials import ApiCredentials
+from nodeagent.model import ContainerState, Role
 from nodeagent.pods.plan.definitions import ANNOTATION_MIRROR
 from nodeagent.record import replace
 
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.effects import Victim
     from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.ranking import Eviction
+    from nodeagent.gc.agent import Agent
     from nodeagent.model import Container
     from nodeagent.model.pods import PodHandle, PodInventory, PodSpec
     from nodeagent.pods.watched import WatchedPods
@@ -311,3 +318,80 @@ class RoleCleaner:
         """Return whether the API server lists a pod without a deletion timestamp: its eviction had no effect."""
         spec = self._watched.state.pods.get(uid)
         return self._watched.is_current and spec is not None and not spec.deleting
+
+
+class EvictionApi:
+    """Eviction and deletion requests for pods. Every request raises the errors of :meth:`ApiClient.send`."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    async def evict(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
+        """Evict a pod, provided that its UID and resource version match; an empty version matches every version.
+
+        Source: Kubernetes API-initiated eviction, ``policy/v1``; ``DeleteOptions`` of ``meta/v1``.
+        """
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": _options(uid, resource_version, grace_s),
+        }
+        await self._send("POST", f"{_path(namespace, name)}/eviction", body)
+
+    async def delete(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
+        """Delete a pod, provided that its UID and resource version match; an empty version matches every version.
+
+        With ``grace_s`` 0 the API server removes the Pod object immediately.
+        """
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", **_options(uid, resource_version, grace_s)}
+        await self._send("DELETE", _path(namespace, name), body)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    async def _send(self, method: str, target: str, body: dict[str, Any]) -> None:
+        await self._client.send(ApiRequest(method, target, msgspec.json.encode(body)), msgspec.Raw)
+
+
+def _path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+
+
+def _options(uid: str, resource_version: str, grace_s: int) -> dict[str, Any]:
+    preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
+    return {"gracePeriodSeconds": grace_s, "preconditions": preconditions}
+
+
+def make_evictor(agent: Agent, local: Evictor, read_pods: Callable[[], Awaitable[PodInventory]]) -> RoleEvictor:
+    """Return the evictor of an agent; ``local`` evicts pods on a standalone node.
+
+    Raises:
+        ConfigError: no API server is configured.
+    """
+    settings, kubernetes = agent.settings.eviction, agent.settings.kubernetes
+    if kubernetes.access is None or agent.watched_pods is None:
+        raise ConfigError("kubernetes.evict_pods = true requires kubeconfig or server")
+    api = ApiEvictor(
+        EvictionApi(ApiClient(kubernetes.access, ApiCredentials(kubernetes.access))),
+        agent.watched_pods,
+        read_pods,
+        settings.policy,
+        clock=agent.clock,
+        read_processes=read_processes,
+        verify_s=settings.verify_s,
+        jitter=random.random,
+        overrides_budgets=kubernetes.override_disruption_budgets,
+    )
+    return RoleEvictor(local, api, partial(_is_beside_kubelet, agent))
+
+
+def make_cleaner(agent: Agent, local: ContainerCleaner) -> RoleCleaner:
+    """Return the cleaner of an agent; ``local`` removes the containers of evicted pods on a standalone node."""
+    is_beside_kubelet = partial(_is_beside_kubelet, agent)
+    return RoleCleaner(local, agent.cri.list_containers, is_beside_kubelet, agent.watched_pods)
+
+
+def _is_beside_kubelet(agent: Agent) -> bool:
+    return agent.role is Role.BESIDE_KUBELET

@@ -204,7 +204,7 @@ def _make_evictor(agent: Agent, pod_reader: PodReader) -> tuple[Evictor, Contain
     cleaner = _make_cleaner(agent)
     if not settings.through_api:
         return local, cleaner, None
-    from nodeagent.eviction.through_api import make_cleaner, make_evictor  # noqa: PLC0415 - imports OpenSSL
+    from nodeagent.eviction.api_evictor import make_cleaner, make_evictor  # noqa: PLC0415 - imports OpenSSL
 
     by_role = make_evictor(agent, local, read_quickly)
     return by_role, make_cleaner(agent, cleaner), by_role

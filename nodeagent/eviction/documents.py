@@ -8,7 +8,7 @@ import msgspec
 
 from nodeagent.api.codec import Document, DocumentError, Number, Part, Time
 from nodeagent.api.common import Reason
-from nodeagent.eviction.pod_documents import PodFacts
+from nodeagent.eviction.pressure_documents import PodFacts
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from nodeagent.cluster.plan.events import Occurrence, PodReference, event_body
 from nodeagent.cluster.plan.failed_pods import Verdict, plan_deletions
 from nodeagent.cluster.plan.heartbeat import renewed_lease
 from nodeagent.errors import ApiServerRefusedError
-from nodeagent.eviction.eviction_api import EvictionApi
+from nodeagent.eviction.api_evictor import EvictionApi
 from nodeagent.eviction.plan.api_eviction import SEVERAL_BUDGETS
 from nodeagent.kube.api_client import ApiClient, NodeApi
 from nodeagent.kube.api_credentials import ApiCredentials

@@ -28,7 +28,7 @@ from nodeagent.cli.status_view import status_view, top_view
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.documents import Status, Top
 from nodeagent.eviction.documents import EvictionPreview
-from nodeagent.eviction.signal_documents import Pressure
+from nodeagent.eviction.pressure_documents import Pressure
 from nodeagent.gc.documents.passes import DiskUsage
 from nodeagent.record import replace
 from nodeagent.shutdown.documents import ShutdownPlan

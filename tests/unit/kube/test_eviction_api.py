@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.eviction.eviction_api import EvictionApi
+from nodeagent.eviction.api_evictor import EvictionApi
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.model.access import ApiAccess

@@ -16,8 +16,7 @@ from nodeagent.cli.status_view import status_view
 from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, Version
 from nodeagent.daemon.documents import Status
 from nodeagent.eviction.documents import EvictionPreview
-from nodeagent.eviction.pod_documents import PodUsage
-from nodeagent.eviction.signal_documents import Pressure
+from nodeagent.eviction.pressure_documents import PodUsage, Pressure
 from nodeagent.gc.documents.explanation import Explanation
 from nodeagent.gc.documents.history import History
 from nodeagent.gc.documents.holds import Hold, HoldList
