@@ -91,6 +91,7 @@ class InhibitorSession:
         self._in_progress: ShutdownInProgress | None = None
         self._earlier = earlier
         self._signalled_s = 0.0
+        self._refreshed_s = -math.inf
 
     async def run(self, stop: asyncio.Event) -> None:
         """Hold the inhibitor lock until stopped or disabled; the next session resumes a shutdown in progress."""
@@ -140,12 +141,19 @@ class InhibitorSession:
         self._settings = self._context.settings
         self._recorder.follow(self._settings)
         await self._monitor.use(self._settings)
+        self._refreshed_s = -math.inf
 
     async def _poll(self) -> None:
-        """Refresh the pod cache, the budget and the loop status."""
+        """Refresh the pod cache, the budget and the loop status.
+
+        Without the lock, logind signals no shutdown: the pods are then read for the record of an abrupt stop only.
+        """
         if self._in_progress is not None:
             return
-        await self._monitor.refresh(record=self._work is None)
+        now_s = self._context.clock.monotonic_s()
+        if self._inhibitor.state.held or now_s - self._refreshed_s >= self._intervals.refresh_s:
+            self._refreshed_s = now_s
+            await self._monitor.refresh(record=self._work is None)
         state = self._inhibitor.state
         if self._status.is_new(state.limit_us, self._settings):
             self._status.delay = await asyncio.to_thread(read_delay, self._host.root)

@@ -19,6 +19,7 @@ from nodeagent.shutdown.state_file import ShutdownFiles
 from nodeagent.shutdown.stop_hook import stop_pods_at_unit_stop
 from tests.unit.shutdown.inhibitor_node import (
     BOOT,
+    QUICK,
     Place,
     daemon_on,
     other_lock,
@@ -230,6 +231,23 @@ async def test_negative_limit_is_reported_as_a_missing_lock(place: Place) -> Non
         await daemon.until("inhibitor_lock_missing")
         assert daemon.events("inhibitor_lock_missing")[-1]["because"] == "invalid InhibitDelayMaxUSec of logind: -1"
         assert daemon.events("inhibitor_task_crashed") == []
+
+
+async def test_pods_are_not_listed_at_every_retry_without_the_lock(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.login1.limit_type, place.login1.limit_us = "x", -1
+    async with daemon_on(place, intervals=QUICK) as daemon:
+        polls, paused = list[str](), daemon.context.loop_statuses.paused
+
+        def count(name: str, because: str, wait_s: float) -> None:
+            polls.append(name)
+            paused(name, because, wait_s)
+
+        monkeypatch.setattr(daemon.context.loop_statuses, "paused", count)
+        await daemon.until(lambda: len(polls) >= 4)
+        listed = [each for each in place.server.calls if each.method == "ListPodSandbox"]
+    assert len(listed) == 1
 
 
 async def test_lock_is_acquired_after_the_cancellation_of_a_delegated_shutdown(place: Place) -> None:
