@@ -8,9 +8,10 @@ Record classes with tens of thousands of instances on a large node are excluded 
 a reference cycle.
 """
 
-from typing import TYPE_CHECKING, dataclass_transform
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, dataclass_transform
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 if TYPE_CHECKING:
     # same signature; type checkers check field names only in calls of dataclasses.replace
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 else:
     from msgspec.structs import replace
 
-__all__ = ["KeyedRecord", "Record", "field", "replace"]
+__all__ = ["KeyedRecord", "Record", "Time", "field", "replace"]
+
+Time = Annotated[datetime, Meta(tz=True)]
+"""An aware time; a stored or received time without a time zone is an error."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

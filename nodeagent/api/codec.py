@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from nodeagent.errors import NodeAgentError
 from nodeagent.text import escape_lines, to_json
@@ -28,8 +28,6 @@ class DocumentError(NodeAgentError):
 
 Number = int | float
 """A number that keeps its type: ``5`` is not decoded to ``5.0``."""
-Time = Annotated[datetime, Meta(tz=True)]
-"""An aware time: RFC 3339 in UTC with milliseconds."""
 
 
 class Part(Struct, frozen=True, kw_only=True):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.api.codec import Part, Time
+from nodeagent.api.codec import Part
 from nodeagent.model import FsObservation, Role
 from nodeagent.model.decision import ReasonCode, sentence_of
+from nodeagent.record import Time
 
 if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot, decision

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
-from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.codec import Document, Number, Part
 from nodeagent.api.common import Reason
 from nodeagent.gc.documents.passes import Decision
 from nodeagent.model.decision import ItemKind
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 from nodeagent.settings.settings import DEFAULT_SOURCE
 

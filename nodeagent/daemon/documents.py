@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType, ValidationError, convert, structs
 
 from nodeagent import model
-from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.codec import Document, Number, Part
 from nodeagent.api.common import Filesystem
 from nodeagent.eviction.pressure_documents import PodUsage, Signal
 from nodeagent.gc.documents.holds import HoldFields
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

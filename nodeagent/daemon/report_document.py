@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from nodeagent.api.codec import Document, Part, Time
+from nodeagent.api.codec import Document, Part
 from nodeagent.daemon.control_documents import Finding
 from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, PauseStatus, RuntimeStatus, Status
 from nodeagent.model.decision import Accounting, Verdict
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

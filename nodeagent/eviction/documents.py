@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nodeagent.api.codec import Document, DocumentError, Number, Part, Time
+from nodeagent.api.codec import Document, DocumentError, Number, Part
 from nodeagent.api.common import Reason
 from nodeagent.eviction.pressure_documents import PodFacts
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

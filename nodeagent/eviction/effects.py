@@ -9,11 +9,7 @@ read meanwhile.
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-from msgspec.structs import asdict
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.eviction.plan.effects import (
@@ -29,13 +25,11 @@ from nodeagent.eviction.plan.effects import (
 )
 from nodeagent.eviction.plan.reclaim import DISKS, Shortage
 from nodeagent.eviction.plan.state import begin_eviction, drop_eviction, update_victim
-from nodeagent.files import read_file, replace_file
 from nodeagent.guarded_call import call_kernel
 from nodeagent.host.node import boot_id
-from nodeagent.model.pressure import Signal
-from nodeagent.parsing import parse_json
 from nodeagent.record import Record, replace
 from nodeagent.schemas import SchemaId
+from nodeagent.store.json_file import JsonFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -351,18 +345,13 @@ def _unknown_effects(now_s: float) -> Iterable[OutstandingEffect]:
         )
 
 
-__all__ = ["OutstandingEffects"]
-
-
 FILE_NAME: Final = "evictions.json"
-_SCHEMA: Final = SchemaId.EVICTIONS_FILE.value
-_NUMBERS: Final = {"at_s", "since_s", "until_s"}
-_OPTIONAL: Final = {"before", "predicted", "confirmed_s", "confirmed_available"}
-_LATER: Final = {"confirmed_s", "confirmed_available", "path", "sandbox_files", "log_directory"}
-"""Attributes that are absent in files of earlier versions."""
-_SWITCHES: Final = {"confirmed", "ineffective", "verified", "cleared"}
-_LISTS: Final = {"sandbox_ids", "layers", "sandbox_files"}
-_ENUMS: Final[Mapping[str, Callable[[Any], object]]] = {"signal": Signal, "shortage": Shortage}
+
+
+class _Evictions(Record):
+    boot_id: str
+    effects: tuple[OutstandingEffect, ...]
+    victims: tuple[Victim, ...]
 
 
 class EvictionFile:
@@ -370,7 +359,8 @@ class EvictionFile:
 
     def __init__(self, directory: Path) -> None:
         """Use a file in ``directory``, which is created by the first write."""
-        self._path = directory / FILE_NAME
+        hint = "outstanding evictions unknown"
+        self._file = JsonFile(directory / FILE_NAME, SchemaId.EVICTIONS_FILE, _Evictions, hint=hint)
 
     def read(self, boot_id: str) -> tuple[tuple[OutstandingEffect, ...], tuple[Victim, ...]]:
         """Return the expected effects and the victims of the evictions in a boot; empty if none are stored for it.
@@ -378,12 +368,8 @@ class EvictionFile:
         Raises:
             StoreError: the file cannot be read or is not valid.
         """
-        try:
-            return _decode(parse_json(read_file(self._path)), boot_id)
-        except FileNotFoundError:
-            return (), ()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"cannot read {self._path}: {error}; outstanding evictions unknown") from error
+        found = self._file.read()
+        return ((), ()) if found is None or not boot_id or found.boot_id != boot_id else (found.effects, found.victims)
 
     def write(self, boot_id: str, effects: Iterable[OutstandingEffect], victims: Iterable[Victim]) -> None:
         """Store the effects and victims of a boot, replacing the file.
@@ -391,47 +377,4 @@ class EvictionFile:
         Raises:
             StoreError: the file cannot be written; its content is unchanged.
         """
-        document = {
-            "schema": _SCHEMA,
-            "boot_id": boot_id,
-            "effects": [asdict(each) for each in effects],
-            "victims": [asdict(each) for each in victims],
-        }
-        try:
-            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps(document, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise StoreError(f"cannot write {self._path}: {error.strerror or error}") from error
-
-
-def _decode(document: object, boot_id: str) -> tuple[tuple[OutstandingEffect, ...], tuple[Victim, ...]]:
-    if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
-        raise ValueError(f"not a document of schema {_SCHEMA}")
-    if not boot_id or document["boot_id"] != boot_id:
-        return (), ()
-    effects = tuple(_record(OutstandingEffect, row) for row in document["effects"])
-    return effects, tuple(_record(Victim, row) for row in document["victims"])
-
-
-def _record(kind: type[T], row: Mapping[str, object]) -> T:
-    names = [name for name in kind.__struct_fields__ if name in row or name not in _LATER]
-    values: dict[str, Any] = {name: _value(name, row[name]) for name in names}
-    return kind(**values)
-
-
-def _value(name: str, value: object) -> object:
-    """Return a decoded value in the type of the named attribute."""
-    if name in _LISTS:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise TypeError(f"{name} is {value!r}, not a list of strings")
-        return tuple(value)
-    if name in _OPTIONAL and value is None:
-        return None
-    if name in _NUMBERS | _OPTIONAL:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise TypeError(f"{name} is {value!r}, not a number")
-        return value
-    if not isinstance(value, bool if name in _SWITCHES else str):
-        raise TypeError(f"{name} is {value!r}, not a boolean or string as required")
-    enum = _ENUMS.get(name)
-    return value if enum is None else enum(value)
+        self._file.write(_Evictions(boot_id, tuple(effects), tuple(victims)))

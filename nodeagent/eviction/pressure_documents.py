@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.codec import Document, Number, Part
 from nodeagent.api.common import Reason
 from nodeagent.eviction.plan.memory_model import (
     MemoryEvidence,
@@ -17,6 +17,7 @@ from nodeagent.eviction.plan.memory_model import (
 )
 from nodeagent.model import pressure
 from nodeagent.model.pressure import MemoryPart
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from contextlib import contextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+from msgspec import Meta
 
 from nodeagent.errors import StoreError, UsageError
-from nodeagent.files import read_file, replace_file
 from nodeagent.gc.plan.image_protection import length_from_wildcard
 from nodeagent.gc.plan.keep_rules import has_ended
-from nodeagent.model import Hold
-from nodeagent.parsing import parse_json
+from nodeagent.model import Hold  # noqa: TC001 - the fields of a stored record are evaluated
 from nodeagent.record import Record, replace
 from nodeagent.schemas import SchemaId
-from nodeagent.text import to_json
+from nodeagent.store.json_file import JsonFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nodeagent.model import ClockTrust
 
 FILE_NAME: Final = "holds.json"
+_NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 MAX_HOLDS_OF_USER: Final = 100
 """Maximum holds of one user other than root: every pass reads all holds."""
 MAX_PATTERN_CHARACTERS: Final = 1024
@@ -36,16 +37,13 @@ MAX_PATTERN_CHARACTERS: Final = 1024
 
 In the worst case, with a name chosen for the patterns, each image takes 3 ms per name. ``*/team/*`` has 8 characters.
 """
-_SCHEMA: Final = SchemaId.HOLDS_FILE.value
-_TEXTS: Final = ("id", "image", "why", "by")
-_TIMES: Final = ("placed_at", "until")
 
 
 class _Contents(Record):
     """Holds and the highest id ever assigned; ids are never reused, since scripts may contain ids of former holds."""
 
     holds: tuple[Hold, ...]
-    last_id: int
+    last_id: Annotated[int, Meta(ge=0)] = 0
 
 
 class HoldFile:
@@ -53,7 +51,8 @@ class HoldFile:
 
     def __init__(self, directory: Path) -> None:
         """Store the holds in ``directory``, which is created with the first hold."""
-        self._path = directory / FILE_NAME
+        hint = "repair the file, or remove it to remove all holds"
+        self._file = JsonFile(directory / FILE_NAME, SchemaId.HOLDS_FILE, _Contents, name="holds", hint=hint)
 
     def read(self) -> tuple[Hold, ...]:
         """Return all holds, expired ones included.
@@ -64,18 +63,9 @@ class HoldFile:
         return self._read().holds
 
     def _read(self) -> _Contents:
-        try:
-            text = read_file(self._path)
-        except FileNotFoundError:
-            return _Contents((), 0)
-        except (OSError, UnicodeDecodeError) as error:
-            raise StoreError(f"cannot read holds {self._path}: {error}") from error
-        try:
-            return _decode(text)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StoreError(
-                f"cannot read holds {self._path}: {error}; repair the file, or remove it to remove all holds"
-            ) from error
+        found = self._file.read() or _Contents(())
+        numbers = (int(each.id) for each in found.holds if _NUMBER.fullmatch(each.id))
+        return replace(found, last_id=max(found.last_id, *numbers, 0))  # version 0.1 stored no last id
 
     def add(self, hold: Hold, clock: ClockTrust, *, limited: bool = False) -> Hold:
         """Add a hold and return it with its id, a number never used before; expired holds are dropped.
@@ -131,12 +121,12 @@ class HoldFile:
 
     def _change(self, change: Callable[[_Contents], _Contents]) -> tuple[Hold, ...]:
         try:
-            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            with _locked(self._path.with_suffix(".lock")):
+            self._file.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            with _locked(self._file.path.with_suffix(".lock")):
                 changed = change(self._read())
-                replace_file(self._path, _encode(changed))
+                self._file.write(changed)
         except OSError as error:
-            raise StoreError(f"cannot write holds {self._path}: {error.strerror or error}") from error
+            raise StoreError(f"cannot write holds {self._file.path}: {error.strerror or error}") from error
         return changed.holds
 
 
@@ -148,37 +138,3 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _encode(file: _Contents) -> str:
-    rows = [
-        {name: getattr(each, name) for name in _TEXTS}
-        | {name: getattr(each, name).isoformat() for name in _TIMES}
-        | {"boot_id": each.boot_id, "placed_s": each.placed_s}
-        for each in file.holds
-    ]
-    return to_json({"schema": _SCHEMA, "last_id": file.last_id, "holds": rows}, indent=2) + "\n"
-
-
-def _decode(text: str) -> _Contents:
-    document = parse_json(text)
-    if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
-        raise ValueError(f"not a document of schema {_SCHEMA}")
-    holds = tuple(_hold(row) for row in document["holds"])
-    last_id = document.get("last_id", 0)  # absent in files of version 0.1
-    if type(last_id) is not int or last_id < 0:
-        raise ValueError(f"last_id is not a number: {str(last_id)[:80]}")
-    return _Contents(holds, max(last_id, *(int(each.id) for each in holds if each.id.isdecimal()), 0))
-
-
-def _hold(row: object) -> Hold:
-    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in (*_TEXTS, *_TIMES)):
-        raise ValueError(f"not a hold: {str(row)[:80]}")
-    times = [datetime.fromisoformat(row[name]) for name in _TIMES]
-    if any(moment.tzinfo is None for moment in times):
-        raise ValueError(f"hold {row['id']}: a time has no time zone")
-    boot_id, placed_s = row.get("boot_id", ""), row.get("placed_s")  # absent in files of version 0.1
-    if not isinstance(boot_id, str) or not (placed_s is None or type(placed_s) in (int, float)):
-        raise ValueError(f"hold {row['id']}: boot_id or placed_s is of the wrong type")
-    placed_at, until = times
-    return Hold(row["id"], row["image"], row["why"], row["by"], placed_at, until, boot_id, placed_s)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
-from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+from msgspec import Meta
 
 from nodeagent.errors import StoreError
-from nodeagent.files import read_file, replace_file
-from nodeagent.parsing import parse_json
-from nodeagent.record import Record
+from nodeagent.record import Record, Time
 from nodeagent.schemas import SchemaId
+from nodeagent.store.json_file import JsonFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "pause.json"
 LONGEST_PAUSE_S: Final = 7 * 86_400.0
-_SCHEMA: Final = SchemaId.PAUSE_FILE.value
+Seconds = Annotated[float, Meta(ge=0)]
 
 
 class StoredPause(Record):
@@ -37,10 +35,10 @@ class StoredPause(Record):
 
     by: str
     why: str
-    until: datetime
-    seconds: float | None = None
+    until: Time
+    seconds: Seconds | None = None
     boot_id: str = ""
-    placed_s: float | None = None
+    placed_s: Seconds | None = None
 
     @property
     def text(self) -> str:
@@ -72,7 +70,8 @@ class PauseFile:
 
     def __init__(self, directory: Path) -> None:
         """Store the pause in ``directory``, which is created with the first pause."""
-        self._path = directory / FILE_NAME
+        hint = "'nodeagent resume' ends the pause"
+        self._file = JsonFile(directory / FILE_NAME, SchemaId.PAUSE_FILE, StoredPause, name="pause", hint=hint)
 
     def read(self) -> StoredPause | None:
         """Return the stored pause, even if it has expired; ``None`` if no pause is stored.
@@ -80,12 +79,7 @@ class PauseFile:
         Raises:
             StoreError: the file cannot be read or is not a valid pause file.
         """
-        try:
-            return _decode(read_file(self._path))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StoreError(f"cannot read pause {self._path}: {error}; 'nodeagent resume' ends the pause") from error
+        return self._file.read()
 
     def in_force(self, at: ClockReading) -> str:
         """Return the pause in force as text for display, empty without a pause; an unreadable pause is in force."""
@@ -101,18 +95,7 @@ class PauseFile:
         Raises:
             StoreError: the file cannot be written.
         """
-        document: dict[str, object] = {
-            "schema": _SCHEMA,
-            "by": pause.by,
-            "why": pause.why,
-            "until": pause.until.isoformat(),
-        }
-        document |= {"seconds": pause.seconds, "boot_id": pause.boot_id, "placed_s": pause.placed_s}
-        try:
-            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps(document, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise StoreError(f"cannot write pause {self._path}: {error.strerror or error}") from error
+        self._file.write(pause)
 
     def clear(self) -> None:
         """Remove the stored pause.
@@ -121,28 +104,6 @@ class PauseFile:
             StoreError: the file cannot be removed.
         """
         try:
-            self._path.unlink(missing_ok=True)
+            self._file.path.unlink(missing_ok=True)
         except OSError as error:
-            raise StoreError(f"cannot remove pause {self._path}: {error.strerror or error}") from error
-
-
-def _decode(text: str) -> StoredPause:
-    document = parse_json(text)
-    if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
-        raise ValueError(f"not a document of schema {_SCHEMA}")
-    until = datetime.fromisoformat(document["until"])
-    if until.tzinfo is None:
-        raise ValueError("until has no time zone")
-    boot_id = document.get("boot_id", "")  # seconds, boot_id and placed_s are absent in files of version 0.1
-    seconds, placed_s = (_seconds(document.get(name)) for name in ("seconds", "placed_s"))
-    if not isinstance(boot_id, str):
-        raise TypeError("boot_id is not a text")
-    return StoredPause(str(document["by"]), str(document["why"]), until, seconds, boot_id, placed_s)
-
-
-def _seconds(value: object) -> float | None:
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not 0 <= float(str(value)) < math.inf:
-        raise ValueError(f"not a number of seconds: {str(value)[:80]}")
-    return float(str(value))
+            raise StoreError(f"cannot remove pause {self._file.path}: {error.strerror or error}") from error

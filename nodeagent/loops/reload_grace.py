@@ -7,14 +7,13 @@ The mode is stored in the state directory, since a restart can be a switch as we
 from __future__ import annotations
 
 import asyncio
-import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.files import read_file, replace_file
-from nodeagent.parsing import parse_json
+from nodeagent.record import Record
 from nodeagent.schemas import SchemaId
+from nodeagent.store.json_file import JsonFile
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -27,7 +26,10 @@ if TYPE_CHECKING:
     from nodeagent.settings.settings import Settings
 
 FILE_NAME: Final = "mode.json"
-_SCHEMA: Final = SchemaId.MODE_FILE.value
+
+
+class _Mode(Record):
+    dry_run: bool
 
 
 class ModeFile:
@@ -35,7 +37,7 @@ class ModeFile:
 
     def __init__(self, directory: Path) -> None:
         """Store the mode in ``directory``, which is created with the first write."""
-        self._path = directory / FILE_NAME
+        self._file = JsonFile(directory / FILE_NAME, SchemaId.MODE_FILE, _Mode, name="mode")
 
     def read(self) -> bool | None:
         """Return whether the last run of the daemon was a dry run; ``None`` if no mode is stored.
@@ -43,16 +45,8 @@ class ModeFile:
         Raises:
             StoreError: the file cannot be read or is not a valid mode file.
         """
-        try:
-            document = parse_json(read_file(self._path))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise StoreError(f"cannot read mode {self._path}: {error}") from error
-        dry_run = document.get("dry_run") if isinstance(document, dict) else None
-        if not isinstance(dry_run, bool) or document.get("schema") != _SCHEMA:
-            raise StoreError(f"cannot read mode {self._path}: not a document of schema {_SCHEMA}")
-        return dry_run
+        found = self._file.read()
+        return None if found is None else found.dry_run
 
     def write(self, *, dry_run: bool) -> None:
         """Store the mode of the daemon, replacing the stored mode.
@@ -60,11 +54,7 @@ class ModeFile:
         Raises:
             StoreError: the file cannot be written.
         """
-        try:
-            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps({"schema": _SCHEMA, "dry_run": dry_run}) + "\n")
-        except OSError as error:
-            raise StoreError(f"cannot write mode {self._path}: {error.strerror or error}") from error
+        self._file.write(_Mode(dry_run))
 
 
 BY_RELOAD = "dry_run was true before the reload"

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.model.clock import TRUSTED, ClockTrust
-from nodeagent.record import Record, field
+from nodeagent.record import Record, Time, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -304,8 +304,8 @@ class Hold(Record):
     image: str
     why: str
     by: str
-    placed_at: datetime
-    until: datetime
+    placed_at: Time
+    until: Time
     boot_id: str = ""
     placed_s: float | None = None
 

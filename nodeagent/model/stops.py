@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - the fields of stored records are evaluated
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from nodeagent.record import KeyedRecord, Record, field
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
+from nodeagent.record import KeyedRecord, Record, Time, field
 
 
 class ShutdownPod(Record):
@@ -100,7 +96,7 @@ class SentTerm(Record):
         direct: whether the agent signalled the container's process directly, so that no further SIGTERM is needed.
     """
 
-    at_ms: int
+    at_ms: int = field(name="ms")
     direct: bool = False
 
 
@@ -126,10 +122,10 @@ class StoppedPod(KeyedRecord):
     phase: str = ""
     why: str = ""
     outcome: PodOutcome | None = None
-    requested_at_ms: int = 0
+    requested_at_ms: int = field(default=0, name="asked_ms")
     took_ms: int | None = None
     detail: str = ""
-    container_ids: tuple[str, ...] = ()
+    container_ids: tuple[str, ...] = field(default=(), name="containers")
     terms: Mapping[str, SentTerm] = field(default_factory=dict)
     observed: bool = False
     kill_sent: bool = False
@@ -168,11 +164,11 @@ class NodeStop(Record):
 
     boot_id: str
     kind: StopKind
-    started_at: datetime
+    started_at: Time
     started_s: float = 0.0
     granted_ms: int = 0
     end: StopEnd = StopEnd.IN_PROGRESS
-    ended_at: datetime | None = None
+    ended_at: Time | None = None
     dry_run: bool = False
     pods: tuple[StoppedPod, ...] = ()
     operation: str = ""
@@ -201,8 +197,8 @@ class BootRecord(Record):
     """
 
     boot_id: str
-    activity: LastActivity
-    recorded_at: datetime
+    activity: LastActivity = field(name="presence")
+    recorded_at: Time = field(name="seen_at")
     pods: tuple[StoppedPod, ...] = ()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from nodeagent.api.codec import Document, Part, Time
+from nodeagent.api.codec import Document, Part
 from nodeagent.api.common import Filesystem, Reason, Runtime
 from nodeagent.model.decision import Accounting, Verdict
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec import UNSET, UnsetType
 
 from nodeagent.api import codec
-from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.codec import Document, Number, Part
 from nodeagent.api.common import Filesystem, Reason, Runtime
 from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan import breakdown as storage_breakdown
@@ -17,6 +17,7 @@ from nodeagent.gc.plan.breakdown import Part as StoragePart
 from nodeagent.model import ImageFilesystem, NodeSnapshot, decision
 from nodeagent.model.decision import Accounting, FilesystemTarget, ItemKind, Verdict
 from nodeagent.model.node import RuntimeInfo
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 from nodeagent.text import raw_bytes
 

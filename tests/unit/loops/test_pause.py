@@ -134,4 +134,4 @@ def test_pause_with_an_invalid_duration_is_unreadable_and_without_an_end(node: N
     in_force = node.context.pass_lock.pause()
     assert in_force is not None
     assert in_force.until_s is None
-    assert "number of seconds" in in_force.reason
+    assert "cannot read pause" in in_force.reason
