@@ -194,7 +194,7 @@ async def test_no_pod_is_stopped_at_the_signal_if_the_limit_is_too_short(place: 
         place.login1.request_shutdown()
         await daemon.until("inhibitor_lock_released")
         await place.login1.until(lambda: place.login1.executed == 1)
-        assert place.login1.locks == []
+        await place.login1.until(lambda: not place.login1.locks)
         assert place.server.faults.count("StopContainer") == 0
         assert place.running() == {"web", "dns"}
         assert place.files.read_stop() is None
