@@ -122,6 +122,14 @@ def test_files_of_the_typical_changes_exist_and_are_at_most_five_per_change() ->
         assert 3 <= len(files) <= 5
 
 
+@pytest.mark.parametrize("document", ["nodeagent/docs/design.md", "CONTRIBUTING.md"])
+def test_modules_named_in_documents_for_developers_exist(document: str) -> None:
+    existing = {f"/{each.relative_to(ROOT)}" for name in ("nodeagent", "tests") for each in (ROOT / name).rglob("*.py")}
+    named = re.findall(r"[\w/]+\.py\b", (ROOT / document).read_text(encoding="utf-8"))
+    assert named
+    assert [each for each in named if not any(path.endswith(f"/{each}") for path in existing)] == []
+
+
 def test_version_is_stated_in_the_package_only() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["dynamic"] == ["version"]
