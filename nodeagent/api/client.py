@@ -21,7 +21,7 @@ from nodeagent.parsing import parse_json
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
     from nodeagent.api.operations import Operation
@@ -72,7 +72,6 @@ class ControlClient:
         fields: Mapping[str, object] | None = None,
         *,
         within_s: float = ANSWER_WITHIN_S,
-        meanwhile: Callable[[], object] | None = None,
     ) -> str:
         """Return the document of an operation's response, as JSON.
 
@@ -80,7 +79,6 @@ class ControlClient:
             name: name of the operation.
             fields: fields of the request.
             within_s: time limit of each read, in seconds.
-            meanwhile: function called between request and response; its errors end the call.
 
         Raises:
             DaemonAbsentError: no daemon is listening.
@@ -91,7 +89,7 @@ class ControlClient:
             PassBusyError: another pass is running.
             NodeAgentError: the operation failed, or the response is not from a compatible daemon.
         """
-        with self._exchange(name, fields or {}, within_s, meanwhile) as parts:
+        with self._exchange(name, fields or {}, within_s) as parts:
             return b"".join(parts).decode()
 
     def stream(self, name: str, fields: Mapping[str, object] | None = None) -> Iterator[str]:
@@ -125,12 +123,11 @@ class ControlClient:
         name: str,
         fields: Mapping[str, object],
         within_s: float | None,
-        meanwhile: Callable[[], object] | None = None,
     ) -> Iterator[Iterator[bytes]]:
         """Send a request; provide the body of a successful response in parts. Errors are those of ``call``."""
         operation = OPERATIONS[name]
         target, body = encode_request(operation, fields)
-        with _responding(self._path, (operation.method, target, body), within_s, meanwhile) as response:
+        with _responding(self._path, (operation.method, target, body), within_s) as response:
             if response.status in (404, 405):
                 raise NodeAgentError(self._unsupported(name))
             if response.status != 200:
@@ -155,7 +152,6 @@ def _responding(
     path: str,
     request: tuple[str, str, bytes],
     within_s: float | None,
-    meanwhile: Callable[[], object] | None = None,
 ) -> Iterator[SocketResponse]:
     """Send a request over a new connection; provide the response. Errors are those of ``ControlClient.call``.
 
@@ -168,8 +164,6 @@ def _responding(
         try:
             headers = ("Host", "localhost"), ("Connection", "close")
             _send(connection, exchange.encode(method, target, headers, body))
-            if meanwhile is not None:
-                meanwhile()
             response = SocketResponse(connection, exchange)
             responded = True
             yield response

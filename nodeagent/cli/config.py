@@ -9,11 +9,10 @@ import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.api.codec import encode, to_builtins
-from nodeagent.cli.display import standard_output
+from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import say, warn
+from nodeagent.cli.options import Source
 from nodeagent.cli.reading import ask
-from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.daemon.control_documents import EffectiveConfig

@@ -179,6 +179,16 @@ class Display(NamedTuple):
         sys.stdout.flush()
 
 
+def say(line: str) -> None:
+    """Write one escaped line to standard output."""
+    sys.stdout.write(f"{escape(line)}\n")
+
+
+def warn(line: str) -> None:
+    """Write one escaped line to standard error."""
+    sys.stderr.write(f"{escape(line)}\n")
+
+
 def standard_output() -> Display:
     """Return standard output; colours only on a terminal, unless ``FORCE_COLOR`` is set, and without ``NO_COLOR``."""
     terminal = sys.stdout.isatty()

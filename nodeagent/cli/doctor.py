@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
 from nodeagent.api.codec import encode
 from nodeagent.cli.control_client import connect
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.cluster.plan.rules import SETTINGS
@@ -230,8 +229,7 @@ def agent_findings(settings: Settings) -> Iterator[Finding]:
         yield Finding("agent", Verdict.SKIPPED, 'control API disabled: control.socket = ""')
         return
     try:
-        with connect(control.socket) as connection:
-            status = connection.call("Status", Status, within_s=_STATUS_WITHIN_S)
+        status = connect(control.socket).call("Status", Status, within_s=_STATUS_WITHIN_S)
     except DaemonRefusedError as error:
         yield denied("agent", str(error))
     except DaemonUnavailableError as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.display import Line, standard_output
-from nodeagent.cli.reading import print_document, read
+from nodeagent.cli.display import Line
+from nodeagent.cli.reading import read, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.text import Cut
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nodeagent.api.common import Reason
-    from nodeagent.cli.source import Source
+    from nodeagent.cli.options import Source
     from nodeagent.eviction.documents import PodDecision, RankedPodEntry
     from nodeagent.eviction.pod_documents import Fact
     from nodeagent.gc.agent import Agent
@@ -42,11 +42,7 @@ def preview(source: Source, form: str, simulate: Sequence[str]) -> None:
     if any("," in each for each in simulate):  # the request separates values by commas
         simulate = [part for each in simulate for part in each.split(",")]
     found = read("EvictionPreview", EvictionPreview, {"simulate": ",".join(simulate)}, source, read_node)
-    if form != "table":
-        print_document(found, form)
-        return
-    display = standard_output()
-    display.write(eviction_lines(found, display.columns))
+    show_document(found, form, eviction_lines)
 
 
 def eviction_lines(found: EvictionPreview, columns: int | None) -> Iterator[Line]:

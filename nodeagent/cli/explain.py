@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.lists import read_list
-from nodeagent.cli.output import warn
-from nodeagent.cli.reading import print_document, read
+from nodeagent.cli.reading import print_document, read, show_document
 from nodeagent.cli.table import ago, short_reference, size
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.api.common import Reason
-    from nodeagent.cli.source import Source
+    from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews
     from nodeagent.gc.documents.explanation import Explained
@@ -55,13 +54,10 @@ def show(source: Source, name: str, form: str) -> None:
     if not found.explanations and not found.past:
         hint = f"; did you mean {' or '.join(found.similar)}?" if found.similar else ""
         fail(f"{name}: no such image, container or pod on this node or in the history{hint}", ExitCode.USAGE)
-    if form != "table":
-        print_document(found, form)
-        return
-    standard_output().write(_lines(found))
+    show_document(found, form, _lines)
 
 
-def _lines(found: Explanation) -> Iterator[Line]:
+def _lines(found: Explanation, _: int | None) -> Iterator[Line]:
     for number, each in enumerate(found.explanations):
         if number:
             yield Line()

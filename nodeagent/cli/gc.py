@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.codec import encode
 from nodeagent.cli.control_client import daemon_for_user
-from nodeagent.cli.display import standard_output
+from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
-from nodeagent.cli.output import say, warn
 from nodeagent.cli.plan_view import preview_lines, report_lines, undo_text
 from nodeagent.cli.reading import OBSERVED_WITHIN_S
 from nodeagent.cli.session import load_settings, open_for_command, run_async
@@ -72,9 +71,9 @@ def collect(request: Request) -> None:
             "nothing was removed: confirmation needs a terminal; add --yes to remove without confirmation, or "
             "--dry-run to list the removals"
         )
-    with daemon_for_user(request.config, request.overrides, root_too=request.dry_run, direct=request.direct) as agent:
-        if agent is not None:
-            sys.exit(_collect_through_agent(request, agent))
+    agent = daemon_for_user(request.config, request.overrides, root_too=request.dry_run, direct=request.direct)
+    if agent is not None:
+        sys.exit(_collect_through_agent(request, agent))
     loaded = load_settings(request.config, request.overrides)
     sys.exit(run_async(_collect(request, loaded)))
 
@@ -97,7 +96,7 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
         if status.agent.dry_run:
             sys.stderr.write("nothing was removed: dry_run = true in the agent's configuration\n")
             return predicted
-        saved = agent.call_text("Plan", {"scope": request.scope, "lasts_seconds": _PLAN_LIFETIME_S})
+        saved = agent.client.call("Plan", {"scope": request.scope, "lasts_seconds": _PLAN_LIFETIME_S})
         shown = {each.id for each in preview.removals}
         if {each.id for each in parse_plan(saved).removals} - shown:
             sys.stderr.write("nothing was removed: the node changed after the preview; run the command again\n")

@@ -12,10 +12,10 @@ from nodeagent import model
 from nodeagent.api.codec import encode
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import daemon_of
-from nodeagent.cli.output import say, warn
+from nodeagent.cli.display import say, warn
+from nodeagent.cli.options import Source
 from nodeagent.cli.reading import read
 from nodeagent.cli.session import load_settings
-from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.gc.documents.holds import Hold
@@ -60,12 +60,11 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
         raise UsageError(
             f"--for {duration}: must be more than 0 and at most 365d; protect.images protects images permanently"
         )
-    with daemon_of(config) as agent:
-        if agent is not None:
-            by = _user() if os.geteuid() == 0 else ""
-            request = {"image": image or "", "seconds": seconds, "why": why, "by": by}
-            _print_placed(agent.call("AddHold", Hold, request), form, config)
-            return
+    if (agent := daemon_of(config)) is not None:
+        by = _user() if os.geteuid() == 0 else ""
+        request = {"image": image or "", "seconds": seconds, "why": why, "by": by}
+        _print_placed(agent.call("AddHold", Hold, request), form, config)
+        return
     directory = load_settings(config, {}).state_directory
     at = read_clocks(SystemClock())
     until = at.wall + timedelta(seconds=seconds)
@@ -84,10 +83,9 @@ def remove(config: Path | None, hold_id: str) -> None:
     """
     if not hold_id.strip():
         raise UsageError("HOLD is empty: add the id of a hold, see 'nodeagent hold list'")
-    with daemon_of(config) as agent:
-        if agent is not None:
-            _print_removed(agent.call("RemoveHold", Hold, {"id": hold_id}))
-            return
+    if (agent := daemon_of(config)) is not None:
+        _print_removed(agent.call("RemoveHold", Hold, {"id": hold_id}))
+        return
     removed = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
     if removed is None:
         raise UsageError(f"no hold {hold_id}; 'nodeagent hold list' lists all")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from nodeagent.cli.list_views import HOLDS
 from nodeagent.cli.lists import ListRequest
+from nodeagent.cli.options import Source
 from nodeagent.cli.reading import ask
-from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock
 from nodeagent.gc.documents.holds import HoldList
 

@@ -6,9 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.cli import gc
+from nodeagent.cli.options import Source
 from nodeagent.cli.reading import ask
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.cli.source import Source
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import passes as documents
 from nodeagent.units import parse_duration_s

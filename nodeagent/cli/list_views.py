@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.listing import ListView, Scope, count, duration, flag, identifier, since, size, text
 from nodeagent.cli.table import done_cell, short_reference, time_cell
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nodeagent.gc.documents.history import NodeStop, PastPass
     from nodeagent.gc.documents.holds import HoldFields
     from nodeagent.gc.documents.lists import Container, Image, Pod
@@ -228,6 +226,3 @@ NODE_STOPS: Final[ListView[NodeStop]] = ListView(
     name=lambda row: row.id,
     style=lambda row: "" if row.end == "complete" else "red",
 )
-
-BY_OPERATION: Final[Mapping[str, ListView[Any]]] = {"Images": IMAGES, "Containers": CONTAINERS, "PodList": PODS}
-"""List view by the control API operation that returns the listed document."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nodeagent.api.codec import encode
-from nodeagent.cli.display import Line, standard_output
-from nodeagent.cli.output import warn
+from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock

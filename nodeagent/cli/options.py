@@ -26,6 +26,20 @@ Overrides = Mapping[str, str | int]
 """Setting values from command-line options, by the key of the setting."""
 
 
+class Source(NamedTuple):
+    """Options that select the daemon or the node as the source of a command's document.
+
+    Attributes:
+        config: configuration file of the command; ``None`` for the default file.
+        overrides: settings of the command line, by key.
+        direct: whether the node is read even if a daemon is running.
+    """
+
+    config: Path | None = None
+    overrides: Mapping[str, str | int] = {}
+    direct: bool = False
+
+
 class CommandGroup(TyperGroup):
     """Command group whose help lists each command with the first line of its docstring, without the full stop.
 

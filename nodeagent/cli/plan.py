@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from nodeagent import __version__
 from nodeagent.api.codec import encode
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirm_removals, exit_code, note_dry_run, predicted_exit_code, run_interruptibly
-from nodeagent.cli.output import warn
 from nodeagent.cli.plan_view import decision_lines, item_heading, report_lines
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table, short_reference

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import structs
 
-from nodeagent.api.codec import DocumentError, decode, encode, encode_line
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.api.client import DaemonAbsentError
+from nodeagent.api.codec import DocumentError, decode, encode_line
+from nodeagent.cli.control_client import connected
+from nodeagent.cli.display import Line, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import warn
-from nodeagent.cli.reading import ask, print_document, read_node
+from nodeagent.cli.reading import ask, print_document, read_node, show_document
+from nodeagent.cli.session import load_settings
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.daemon.control_documents import Finding
 from nodeagent.daemon.documents import Status
@@ -24,10 +26,9 @@ from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from os import PathLike
     from typing import BinaryIO
 
-    from nodeagent.cli.source import Source
+    from nodeagent.cli.options import Source
     from nodeagent.daemon.report_document import FleetGroup, FleetNode, PlannedRemovals
     from nodeagent.gc.agent import Agent
 
@@ -209,27 +210,19 @@ def merge_reports(files: Sequence[Path], form: str, *, most: int) -> None:
 
 
 def _show_fleet(fleet: Fleet, form: str, *, most: int) -> None:
-    if form != "table":
-        sys.stdout.write(encode(fleet, form))
-        return
-    display = standard_output()
-    display.write(fleet_lines(fleet, display.columns, most=most))
+    show_document(fleet, form, lambda fleet, columns: fleet_lines(fleet, columns, most=most))
 
 
 async def _read_report(agent: Agent) -> NodeReport:
-    from nodeagent.cli.local_status import read_report  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.daemon.status import StatusReader, report_document  # noqa: PLC0415 - not needed if the daemon responds
 
-    return await read_report(agent)
+    return await report_document(agent, StatusReader(agent), None)
 
 
-def _with_daemon(document: NodeReport, config: str | PathLike[str] | None) -> NodeReport:
+def _with_daemon(document: NodeReport, config: Path | None) -> NodeReport:
     """Return the report of a node that this process read, with the state of the daemon that runs meanwhile."""
-    from nodeagent.api.client import DaemonAbsentError  # noqa: PLC0415 - not needed if the daemon responds
-    from nodeagent.cli.control_client import connected  # noqa: PLC0415
-
     try:
-        with connected(config) as daemon:
-            status = daemon.call("Status", Status)
+        status = connected(config).call("Status", Status)
     except DaemonAbsentError:
         return document
     except NodeAgentError as error:  # the state of a daemon that refuses the user or does not answer is unknown
@@ -240,10 +233,9 @@ def _with_daemon(document: NodeReport, config: str | PathLike[str] | None) -> No
 def _checks(source: Source) -> tuple[Finding, ...]:
     """Run the checks of ``doctor`` and return the problems and warnings."""
     from nodeagent.cli.doctor import run_checks  # noqa: PLC0415 - needed only with --doctor
-    from nodeagent.cli.session import load_settings  # noqa: PLC0415
     from nodeagent.doctor.plan.node import Verdict  # noqa: PLC0415
 
-    settings = load_settings(None if source.config is None else Path(source.config), source.overrides)
+    settings = load_settings(source.config, source.overrides)
     return tuple(
         Finding(check=each.check, verdict=each.verdict.value, evidence=each.evidence, fix=each.fix)
         for each in run_checks(settings, _ROOT, is_root=os.geteuid() == 0)

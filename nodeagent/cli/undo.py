@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.api.codec import encode
 from nodeagent.cli.control_client import daemon_for_user
-from nodeagent.cli.display import standard_output
+from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import say, warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table, short_id, short_reference, size_cell
 from nodeagent.clock import SystemClock
@@ -61,9 +60,8 @@ def undo(request: UndoRequest) -> None:
 
 
 def _listed(request: UndoRequest) -> UndoList:
-    with daemon_for_user(request.config, {}, root_too=True, direct=request.direct) as agent:
-        if agent is not None:
-            return agent.call("UndoList", UndoList, within_s=_WITHIN_S)
+    if (agent := daemon_for_user(request.config, {}, root_too=True, direct=request.direct)) is not None:
+        return agent.call("UndoList", UndoList, within_s=_WITHIN_S)
     settings = load_settings(request.config, {})
 
     async def read() -> UndoList:
@@ -74,9 +72,8 @@ def _listed(request: UndoRequest) -> UndoList:
 
 
 def _undone(request: UndoRequest) -> Undone:
-    with daemon_for_user(request.config, {}, root_too=True, direct=request.direct) as agent:
-        if agent is not None:
-            return agent.call("Undo", Undone, {"pass_id": request.pass_id}, within_s=_WITHIN_S)
+    if (agent := daemon_for_user(request.config, {}, root_too=True, direct=request.direct)) is not None:
+        return agent.call("Undo", Undone, {"pass_id": request.pass_id}, within_s=_WITHIN_S)
     settings = load_settings(request.config, {})
 
     async def restore() -> Undone:

@@ -16,8 +16,8 @@ from rich.text import Text as RichText
 from rich.tree import Tree
 
 import nodeagent.cli
+from nodeagent.cli.display import say, warn
 from nodeagent.cli.exit_codes import guarded
-from nodeagent.cli.output import say, warn
 from nodeagent.cli.plan_view import plan_lines
 from nodeagent.cli.terminal import SafeConsole, Text
 from nodeagent.errors import ConfigError, NodeAgentError
@@ -132,7 +132,7 @@ def _is_type_import(path: Path, node: ast.ImportFrom) -> bool:
 
 
 def test_formatted_lines_are_written_by_escaping_functions() -> None:
-    exempt = {"output.py", "exit_codes.py", "install.py", "main.py", "help.py", "start.py"}
+    exempt = {"display.py", "exit_codes.py", "install.py", "main.py", "help.py", "start.py"}
     found = set()
     for path in Path(nodeagent.cli.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
