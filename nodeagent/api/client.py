@@ -18,7 +18,7 @@ from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableEr
 from nodeagent.host.sockets import read_peer
 from nodeagent.http_exchange import HttpExchange, HttpProtocolError, SocketResponse, TruncatedResponseError
 from nodeagent.parsing import parse_json
-from nodeagent.text import escape
+from nodeagent.text import encodable, escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -187,7 +187,7 @@ def encode_request(operation: Operation, fields: Mapping[str, object]) -> tuple[
         UsageError: a text is not UTF-8.
     """
     for key, value in fields.items():
-        if isinstance(value, str) and not _is_utf_8(value):
+        if isinstance(value, str) and encodable(value) != value:
             raise UsageError(f"invalid request: {key} is not UTF-8")
     rest = {key: value for key, value in fields.items() if value not in ("", 0, False, None)}
     path = operation.path
@@ -204,14 +204,6 @@ def encode_request(operation: Operation, fields: Mapping[str, object]) -> tuple[
 def _quote(value: object) -> str:
     """Return a value with all characters invalid in a URL percent-encoded."""
     return "".join(chr(each) if each in _UNRESERVED else f"%{each:02X}" for each in str(value).encode())
-
-
-def _is_utf_8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _connect(path: str) -> socket.socket:
@@ -292,12 +284,13 @@ def _required_access(path: str) -> str:
             group = grp.getgrgid(found.st_gid).gr_name
         break
     return (
-        f"only root and members of group {group} have access; use sudo, or 'usermod -aG {group} {_user()}' and log in "
-        "again"
+        f"only root and members of group {group} have access; use sudo, or 'usermod -aG {group} {user_name()}' and log "
+        "in again"
     )
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Return the name of the user of this process; the uid without a name."""
     import getpass  # noqa: PLC0415 - needed only after a refusal
 
     try:

@@ -11,11 +11,12 @@ from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, say, standard_output
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.options import duration_s
 from nodeagent.daemon.control_documents import Paused, Reload, Resumed, Triggered
 from nodeagent.errors import UsageError
 from nodeagent.loops.pause_file import LONGEST_PAUSE_S
 from nodeagent.text import escape
-from nodeagent.units import format_bytes, format_duration, format_time, parse_duration_s
+from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,10 +63,7 @@ def pause(config: Path | None, *, duration: str, why: str) -> None:
         UsageError: the duration is invalid or out of range, or the reason is not printable.
         NodeAgentError: no agent is running, or this user has no permission to pause the agent.
     """
-    try:
-        seconds = parse_duration_s(duration)
-    except ValueError as error:
-        raise UsageError(f"--for: {error}") from error
+    seconds = duration_s("--for", duration)
     if not 0 < seconds <= LONGEST_PAUSE_S:
         raise UsageError(f"--for {duration}: must be more than 0 and at most 7d")
     if not is_text(why):

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
 from nodeagent.api.codec import encode
 from nodeagent.cli.control_client import connect
@@ -163,7 +165,6 @@ def metrics_finding(settings: Settings) -> Finding:
     return check_certificate(listener, "", expires_at, SystemClock().now())
 
 
-_UNIT: Final = "nodeagent.service"
 _STATUS_WITHIN_S: Final = 20
 _EMBEDDING: Final = frozenset({"k3s", "k3s-server", "k3s-agent"})
 _OF_STATE: Final = frozenset({"state-directory", "stores", "holds", "history"})
@@ -314,7 +315,7 @@ def _filesystem_finding(snapshot: NodeSnapshot) -> Finding:
     filesystem = snapshot.image_filesystem
     if filesystem is None:
         return check_image_filesystem(None)
-    unit = _UNIT if hides(_UNIT, PurePath(filesystem.path)) else ""
+    unit = UNIT if hides(UNIT, PurePath(filesystem.path)) else ""
     return check_image_filesystem(str(filesystem.path), filesystem.used_percent, hidden_by=unit)
 
 
@@ -466,9 +467,9 @@ def _journal_finding(root: Path) -> Finding:
 
 
 def _unit_finding() -> Finding:
-    exposure = read_unit_exposure(_UNIT)
+    exposure = read_unit_exposure(UNIT)
     if exposure is None:
-        return Finding("unit", Verdict.SKIPPED, f"{_UNIT} not installed, or systemd not running")
+        return Finding("unit", Verdict.SKIPPED, f"{UNIT} not installed, or systemd not running")
     hardened = exposure <= _MAXIMUM_EXPOSURE
     return Finding(
         "unit",
@@ -513,12 +514,7 @@ def examine(
         checked = run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         findings = [Finding("configuration", Verdict.OK, "valid"), *checked]
     if form != "table":
-        document = diagnostics.Doctor(
-            findings=tuple(
-                diagnostics.Finding(check=each.check, verdict=each.verdict.value, evidence=each.evidence, fix=each.fix)
-                for each in findings
-            )
-        )
+        document = diagnostics.Doctor(findings=tuple(diagnostics.Finding(**structs.asdict(each)) for each in findings))
         sys.stdout.write(encode(document, form))
     else:
         _print(findings)

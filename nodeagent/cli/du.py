@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.display import Line, filled_cells, standard_output
+from nodeagent.cli.options import duration_s
 from nodeagent.cli.plan_view import usage_line
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, read, show_document
 from nodeagent.cli.table import Heading, Table, short_reference, size_cell
-from nodeagent.errors import UsageError
 from nodeagent.gc.documents.passes import DiskUsage
 from nodeagent.gc.plan.breakdown import Part
 from nodeagent.text import Cut
-from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,11 +54,7 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
         UsageError: the timeout is not a duration.
         ObservationError: the image filesystem cannot be read.
     """
-    try:
-        within_s = parse_duration_s(timeout)
-    except ValueError as error:
-        raise UsageError(f"--timeout: {error}") from error
-    within_s = max(_SHORTEST_S, within_s)
+    within_s = max(_SHORTEST_S, duration_s("--timeout", timeout))
 
     async def measure(agent: Agent) -> DiskUsage:
         from nodeagent.gc.documents.readings import (  # noqa: PLC0415 - not needed if the daemon responds

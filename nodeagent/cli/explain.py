@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from nodeagent.api.common import Reason
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews
@@ -77,9 +76,9 @@ def _title(value: Explained) -> str:
 
 def _item_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each line that explains an item."""
-    yield "verdict", f"{value.verdict}: {_sentence(value.reason)}"
+    yield "verdict", f"{value.verdict}: {value.reason.sentence}"
     for each in value.also_kept_by:
-        yield "also", _sentence(each)
+        yield "also", each.sentence
     if value.when:
         yield "removal" if str(value.verdict) == "remove" else "removable", value.when
     if value.eligible_at is not None:
@@ -90,12 +89,6 @@ def _item_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
         yield "referenced by", user
     if str(value.kind) == "image":
         yield from _image_lines(value, now)
-
-
-def _sentence(reason: Reason) -> str:
-    from nodeagent.model.decision import sentence_of  # noqa: PLC0415 - needed only here
-
-    return sentence_of(str(reason.code), reason.details)
 
 
 def _image_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:

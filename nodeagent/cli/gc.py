@@ -140,12 +140,14 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
     if report.undo_until is not None:
         say(undo_text(report.undo_bytes, report.undo_until, report.pass_id))
     if isinstance(report.breakdown, BreakdownFields):
-        from nodeagent.cli import du  # noqa: PLC0415 - needed only after a shortfall
+        _print_breakdown(report.breakdown.to_model())
 
-        display = standard_output()
-        display.write(
-            du.breakdown_lines(report.breakdown.to_model(), display.columns, details=False, coloured=display.colour)
-        )
+
+def _print_breakdown(breakdown: Breakdown) -> None:
+    from nodeagent.cli.du import breakdown_lines  # noqa: PLC0415 - needed only after a shortfall
+
+    display = standard_output()
+    display.write(breakdown_lines(breakdown, display.columns, details=False, coloured=display.colour))
 
 
 def show_document(request: Request, document: documents.Preview) -> Preview:
@@ -299,9 +301,7 @@ def show_report(request: Request, agent: Agent, report: PassReport, breakdown: B
     display = standard_output()
     display.write(report_lines(report, agent.settings.policy.images, display.columns))
     if breakdown is not None:
-        from nodeagent.cli import du  # noqa: PLC0415 - needed only after a shortfall
-
-        display.write(du.breakdown_lines(breakdown, display.columns, details=False, coloured=display.colour))
+        _print_breakdown(breakdown)
 
 
 def exit_code(report: PassReport) -> ExitCode:

@@ -22,12 +22,6 @@ def _verdict_style(row: Image | Container) -> str:
     return "red" if str(row.verdict) == "remove" else ""
 
 
-def _message(row: Image | Container) -> str:
-    from nodeagent.model.decision import sentence_of  # noqa: PLC0415 - needed only for -o wide
-
-    return sentence_of(str(row.reason.code), row.reason.details)
-
-
 def _bound(row: Image) -> str:
     return "\u2264" if str(row.accounting) == "upper-bound" and row.frees_bytes is not None else ""
 
@@ -67,7 +61,7 @@ IMAGES: Final[ListView[Image]] = ListView(
         text("origin", "ORIGIN", lambda row: row.origin or "", scope=Scope.WIDE, cut=Cut.END),
         text("verdict", "VERDICT", lambda row: str(row.verdict)),
         text("reason", "REASON", lambda row: str(row.reason.code)),
-        text("message", "MESSAGE", _message, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+        text("message", "MESSAGE", lambda row: row.reason.sentence, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
         text(
             "other-tags",
             "OTHER TAGS",
@@ -114,7 +108,7 @@ CONTAINERS: Final[ListView[Container]] = ListView(
             cut=Cut.PATH,
             brief=lambda row: short_reference(row.image),
         ),
-        text("message", "MESSAGE", _message, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+        text("message", "MESSAGE", lambda row: row.reason.sentence, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
     ),
     id=lambda row: row.id,
     name=lambda row: f"{_pod(row)}/{row.name}" if row.pod_name else row.name,

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.control_client import daemon_for_user
-from nodeagent.cli.display import Line, bar
+from nodeagent.cli.display import Line, bar, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import watch_document
 from nodeagent.cli.session import load_settings
@@ -98,8 +98,7 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
     if memory is not None and memory.disputed:
         met = ", ".join(memory.disputed)
         yield Line(f"warning: one estimate of memory meets {met}, without evidence: {memory.difference}", "yellow")
-    for warning in pressure.warnings:
-        yield Line(f"warning: {warning}", "yellow")
+    yield from warning_lines(pressure.warnings)
 
 
 def wide_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:

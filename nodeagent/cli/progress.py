@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nodeagent.cli.table import short_reference
-from nodeagent.cli.terminal import make_console
+from nodeagent.cli.terminal import SafeConsole
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @contextmanager
 def removal_progress(total: int) -> Iterator[Callable[[Result], None]]:
     """Show a progress bar on standard error during removals; yield the callback to call with each result."""
-    console = make_console(stderr=True)
+    console = SafeConsole(stderr=True)
     columns = (
         TextColumn("removing"),
         BarColumn(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
@@ -151,18 +151,6 @@ _MAX_REPORTED: Final = 20
 _ROOT: Final = Path("/")
 
 
-class Merged(NamedTuple):
-    """Parsed lines of the input files.
-
-    Attributes:
-        reports: the valid reports in line order.
-        faults: file, line number and cause for each line that is not a report.
-    """
-
-    reports: list[NodeReport]
-    faults: list[str]
-
-
 def show_report(source: Source, form: str, *, doctor: bool) -> None:
     """Print the report of this node; exit with code 1 if the report has no plan because the observation failed.
 
@@ -197,16 +185,16 @@ def merge_reports(files: Sequence[Path], form: str, *, most: int) -> None:
         UsageError: a file cannot be read; nothing is printed.
         NodeAgentError: no line is a report.
     """
-    merged = _merge(files)
-    for each in merged.faults[:_MAX_REPORTED]:
+    reports, faults = _merge(files)
+    for each in faults[:_MAX_REPORTED]:
         warn(f"nodeagent: {each}")
-    if len(merged.faults) > _MAX_REPORTED:
-        warn(f"nodeagent: and {len(merged.faults) - _MAX_REPORTED} more lines that are not reports")
-    if not merged.reports:
-        count = len(merged.faults)
+    if len(faults) > _MAX_REPORTED:
+        warn(f"nodeagent: and {len(faults) - _MAX_REPORTED} more lines that are not reports")
+    if not reports:
+        count = len(faults)
         raise NodeAgentError(f"no report in {count} line{'' if count == 1 else 's'}; nothing to merge")
-    _show_fleet(Fleet.of(merged.reports, malformed=len(merged.faults)), form, most=most)
-    sys.exit(ExitCode.PARTIAL if merged.faults else ExitCode.DONE)
+    _show_fleet(Fleet.of(reports, malformed=len(faults)), form, most=most)
+    sys.exit(ExitCode.PARTIAL if faults else ExitCode.DONE)
 
 
 def _show_fleet(fleet: Fleet, form: str, *, most: int) -> None:
@@ -237,28 +225,29 @@ def _checks(source: Source) -> tuple[Finding, ...]:
 
     settings = load_settings(source.config, source.overrides)
     return tuple(
-        Finding(check=each.check, verdict=each.verdict.value, evidence=each.evidence, fix=each.fix)
+        Finding(**structs.asdict(each))
         for each in run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         if each.verdict in (Verdict.PROBLEM, Verdict.WARNING)
     )
 
 
-def _merge(files: Sequence[Path]) -> Merged:
-    """Parse the report in each line of the files; blank lines are skipped.
+def _merge(files: Sequence[Path]) -> tuple[list[NodeReport], list[str]]:
+    """Return the report in each line of the files, and the faults of the others; blank lines are skipped.
 
     Raises:
         UsageError: a file cannot be read.
     """
-    merged = Merged([], [])
+    reports: list[NodeReport] = []
+    faults: list[str] = []
     for name, lines in _inputs(files):
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                merged.reports.append(_report(line))
+                reports.append(_report(line))
             except DocumentError as error:
-                merged.faults.append(f"{name}: line {number}: {error}")
-    return merged
+                faults.append(f"{name}: line {number}: {error}")
+    return reports, faults
 
 
 def _report(line: bytes) -> NodeReport:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.display import Line
+from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.history import stop_headline
 from nodeagent.cli.reading import ask, read, show_document
@@ -125,7 +125,7 @@ def shutdown_lines(plan: ShutdownPlan, columns: int | None) -> Iterator[Line]:
             )
         yield from table.lines(columns) if phase.pods else ()
     yield Line(f"all pods stopped after {plan.ends_s:g} s at most", "bold")
-    yield from _warnings(plan.warnings)
+    yield from warning_lines(plan.warnings)
 
 
 def _status_lines(found: ShutdownStatus, columns: int | None) -> Iterator[Line]:
@@ -134,7 +134,7 @@ def _status_lines(found: ShutdownStatus, columns: int | None) -> Iterator[Line]:
     inhibitor = found.inhibitor
     yield Line(f"inhibitor lock: {'held' if inhibitor.held else 'not held'}: {inhibitor.because}")
     yield Line(f"delay limit: {_limit_text(found.limit)}")
-    yield from _warnings(found.warnings)
+    yield from warning_lines(found.warnings)
     if not found.stops:
         yield Line("no node stops recorded")
     for stop in found.stops:
@@ -170,8 +170,3 @@ def _count(pods: Sequence[object]) -> str:
 
 def _duration(seconds: float | None) -> str:
     return "no limit" if seconds is None else format_duration(seconds)
-
-
-def _warnings(warnings: tuple[str, ...]) -> Iterator[Line]:
-    for warning in warnings:
-        yield Line(f"warning: {warning}", "yellow")

@@ -1,39 +1,25 @@
 """Escaped output on a terminal.
 
 Names, labels and messages are data: their markup is never interpreted, and none of their characters controls the
-terminal. ``Text`` and ``SafeConsole`` replace the classes ``Text`` and ``Console`` of rich, which other modules
-must not use.
+terminal. ``SafeConsole`` replaces the class ``Console`` of rich, which other modules must not use.
 """
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.segment import Segment
-from rich.text import Text as RichText
 
 from nodeagent.text import escape, escape_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.console import ConsoleOptions, HighlighterType, JustifyMethod, OverflowMethod, RenderableType
-    from rich.style import Style
+    from rich.console import ConsoleOptions, RenderableType
+    from rich.text import Text
 
 _DOCUMENT_COLUMNS: Final = 100
-
-
-class Text(RichText):
-    """One line of styled text; every appended string is escaped."""
-
-    def __init__(self, text: str = "", style: str | Style = "") -> None:
-        super().__init__(escape(text), style)
-
-    def append(self, text: RichText | str, style: str | Style | None = None) -> RichText:
-        """Append a string after escaping, or a styled text unchanged."""
-        return super().append(escape(text) if isinstance(text, str) else text, style)
 
 
 class SafeConsole(Console):
@@ -43,30 +29,9 @@ class SafeConsole(Console):
         """Create a console on standard output or standard error; ``width`` in columns is detected if ``None``."""
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
-    def render_str(
-        self,
-        text: str,
-        *,
-        style: str | Style = "",
-        justify: JustifyMethod | None = None,
-        overflow: OverflowMethod | None = None,
-        emoji: bool | None = None,
-        markup: bool | None = None,
-        highlight: bool | None = None,
-        highlighter: HighlighterType | None = None,
-    ) -> RichText:
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - options of rich
         """Return a string as text with one style; markup and emoji codes in it are not interpreted."""
-        del emoji, markup
-        return super().render_str(
-            escape(text),
-            style=style,
-            justify=justify,
-            overflow=overflow,
-            emoji=False,
-            markup=False,
-            highlight=highlight,
-            highlighter=highlighter,
-        )
+        return super().render_str(escape(text), **{**options, "emoji": False, "markup": False})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield escaped segments; other classes of rich, such as trees, pass text to this method unescaped."""
@@ -84,14 +49,3 @@ def print_markdown(text: str) -> None:
     console = SafeConsole()
     console.width = min(console.width, _DOCUMENT_COLUMNS)
     console.print(Markdown(text, hyperlinks=False))
-
-
-_PIPE_WIDTH = 180
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """Return a console with colours only on a terminal, and with sufficient width for whole ids in a pipe."""
-    probe = SafeConsole(stderr=stderr)
-    if probe.is_terminal or os.environ.get("COLUMNS"):
-        return probe
-    return SafeConsole(stderr=stderr, width=_PIPE_WIDTH)
