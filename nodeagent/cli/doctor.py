@@ -65,11 +65,11 @@ from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.policy import Scope
+from nodeagent.host.commands import run
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import read_kubelet_traces
 from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
 from nodeagent.host.node import node_name
-from nodeagent.host.processes import run
 from nodeagent.host.server_certificate import read_certificate, server_context
 from nodeagent.host.sockets import group_number
 from nodeagent.kube.api_credentials import expiry

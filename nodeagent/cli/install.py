@@ -14,8 +14,8 @@ from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.errors import ConfigError, InhibitorError, InstallError, NodeAgentError, UsageError
 from nodeagent.files import create_file, replace_file
 from nodeagent.host import installation
+from nodeagent.host.commands import run
 from nodeagent.host.installation import UNIT, below
-from nodeagent.host.processes import run
 from nodeagent.host.systemd import PodSlices
 from nodeagent.model import Role
 from nodeagent.settings.loading import load
