@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, UnsetType, ValidationError, convert, structs
+from msgspec import UNSET, UnsetType, ValidationError, convert
 
 from nodeagent import model
 from nodeagent.api.codec import Document, Number, Part, Time
@@ -154,23 +154,6 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
             return convert(self, Filesystem, from_attributes=True)
         except ValidationError:
             return None
-
-    def with_reading(self, reading: Filesystem) -> FilesystemStatus:
-        """Return this filesystem with its reading."""
-        return structs.replace(
-            self,
-            path=reading.path,
-            capacity_bytes=reading.capacity_bytes,
-            available_bytes=reading.available_bytes,
-            used_percent=reading.used_percent,
-            inodes=reading.inodes,
-            inodes_free=reading.inodes_free,
-            observed_at=reading.observed_at,
-        )
-
-    def with_problem(self, problem: str) -> FilesystemStatus:
-        """Return this filesystem with the cause of a missing reading."""
-        return structs.replace(self, problem=problem)
 
 
 class ObservationGap(Part, frozen=True, kw_only=True):

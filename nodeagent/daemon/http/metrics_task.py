@@ -7,6 +7,7 @@ import errno
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ from nodeagent.host.server_certificate import read_stamp, server_context
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable
 
     from structlog.typing import FilteringBoundLogger
 
@@ -187,14 +189,7 @@ class MetricsTask:
                 self._loop_statuses.beat(NAME, _SLACK_S)
                 if certificate is not None and (renewed := await certificate.renewed()) is not None:
                     server.use_tls(renewed)
-            await self._wait(_POLL_S, endpoint, stop)
-
-    async def _wait(self, seconds: float, endpoint: Endpoint, stop: asyncio.Event) -> None:
-        """Wait for ``seconds``, or until another address is in force or the daemon stops."""
-        if self._endpoint == endpoint:
-            await wait_for_any(seconds, stop, self._context.renew)
-        while self._context.renew.is_set() and self._endpoint == endpoint and not stop.is_set():
-            await wait_for_any(_SWAP_POLL_S, stop)  # the swap of the settings waits for the running pass
+            await wait_while(lambda: self._endpoint == endpoint, _POLL_S, self._context, stop)
 
     async def _retry(self, endpoint: Endpoint, cause: str, stop: asyncio.Event) -> None:
         """Log an unavailable address, once per address and cause, and wait before the next attempt."""
@@ -204,7 +199,7 @@ class MetricsTask:
             self._reported, self._retry_s = reported, _FIRST_RETRY_S
         self._loop_statuses.paused(NAME, cause, self._retry_s + _SLACK_S)
         wait_s, self._retry_s = self._retry_s, min(_LAST_RETRY_S, self._retry_s * 2)
-        await self._wait(wait_s, endpoint, stop)
+        await wait_while(lambda: self._endpoint == endpoint, wait_s, self._context, stop)
 
     async def _check_host(self, request: Request) -> None:
         """Reject requests with a foreign ``Host`` header; every other client of the address has access.
@@ -220,7 +215,7 @@ class MetricsTask:
     async def _metrics(self, request: Request) -> Response:
         async with self._loading:
             if self._exposition is None:
-                self._exposition = (await asyncio.to_thread(_load))(self._context)
+                self._exposition = await load_exposition(self._context)
         kind, body = await self._exposition.render(request.headers.get("accept", ""))
         return Response(HTTPStatus.OK, body, kind)
 
@@ -234,10 +229,19 @@ def _remove(path: str) -> None:
         Path(path).unlink()
 
 
-def _load() -> type[Exposition]:
-    from nodeagent.daemon.http.metrics import Exposition  # noqa: PLC0415 - imports the Prometheus library at the first scrape
+async def wait_while(in_force: Callable[[], bool], seconds: float, context: DaemonContext, stop: asyncio.Event) -> None:
+    """Wait for ``seconds``, or until other settings are in force or the daemon stops."""
+    if in_force():
+        await wait_for_any(seconds, stop, context.renew)
+    while context.renew.is_set() and in_force() and not stop.is_set():
+        await wait_for_any(_SWAP_POLL_S, stop)  # the swap of the settings waits for the running pass
 
-    return Exposition
+
+async def load_exposition(context: DaemonContext) -> Exposition:
+    """Return the metrics; the first call imports the Prometheus library, in a thread."""
+    module = await asyncio.to_thread(import_module, "nodeagent.daemon.http.metrics")
+    made: Exposition = module.Exposition(context)
+    return made
 
 
 def _cause(listen: Listen, error: OSError | ConfigError) -> str:
