@@ -135,9 +135,7 @@ def _print_sources(config: EffectiveConfig) -> None:
     display.write_fitted(table.lines(display.columns))
 
 
-def import_kubelet(
-    file: Path | None, *, config: Path | None = None, out: Path | None = None, force: bool = False
-) -> None:
+def import_kubelet(file: Path | None, *, config: Path | None, out: Path | None, force: bool) -> None:
     """Convert a KubeletConfiguration; report the fields that are not imported on standard error.
 
     The result sets ``dry_run``, see ``dry_run_to_keep``. The exit code is 3 if a field has an invalid value or

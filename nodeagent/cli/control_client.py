@@ -122,9 +122,7 @@ def daemon_of(config: Path | None) -> ControlConnection | None:
         return None
 
 
-def is_client(
-    config: Path | None, overrides: Mapping[str, object], *, root_too: bool = False, direct: bool = False
-) -> bool:
+def is_client(config: Path | None, overrides: Mapping[str, object], *, root_too: bool, direct: bool) -> bool:
     """Return whether a command uses a running daemon; arguments: see :func:`daemon_for_user`."""
     allowed = os.geteuid() != 0 or root_too
     return allowed and not direct and config is None and not overrides and not has_settings(os.environ)

@@ -15,13 +15,11 @@ from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import RefusedRequestError, Response, Route, is_own_host, probe_routes, text
 from nodeagent.daemon.http.server import ConnectionLimits, HttpServer, Tls, bind
 from nodeagent.errors import ConfigError
-from nodeagent.gc.loop import wait_for_any
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.server_certificate import read_stamp, server_context
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
 
     from structlog.typing import FilteringBoundLogger
 
@@ -117,7 +115,6 @@ LIMITS: Final = ConnectionLimits(total=512, per_user=512, root=16)
 """Several times the connections accepted at once (64): a connection is not shed before its request was read."""
 _HINT: Final = "correct metrics.listen, or the file named by the error"
 _POLL_S: Final = 5.0
-_SWAP_POLL_S: Final = 0.2
 _SLACK_S: Final = 60.0
 _FIRST_RETRY_S: Final = 1.0
 _LAST_RETRY_S: Final = 60.0
@@ -189,7 +186,7 @@ class MetricsTask:
                 self._loop_statuses.beat(NAME, _SLACK_S)
                 if certificate is not None and (renewed := await certificate.renewed()) is not None:
                     server.use_tls(renewed)
-            await wait_while(lambda: self._endpoint == endpoint, _POLL_S, self._context, stop)
+            await self._context.wait_while(lambda: self._endpoint == endpoint, _POLL_S, stop)
 
     async def _retry(self, endpoint: Endpoint, cause: str, stop: asyncio.Event) -> None:
         """Log an unavailable address, once per address and cause, and wait before the next attempt."""
@@ -199,7 +196,7 @@ class MetricsTask:
             self._reported, self._retry_s = reported, _FIRST_RETRY_S
         self._loop_statuses.paused(NAME, cause, self._retry_s + _SLACK_S)
         wait_s, self._retry_s = self._retry_s, min(_LAST_RETRY_S, self._retry_s * 2)
-        await wait_while(lambda: self._endpoint == endpoint, wait_s, self._context, stop)
+        await self._context.wait_while(lambda: self._endpoint == endpoint, wait_s, stop)
 
     async def _check_host(self, request: Request) -> None:
         """Reject requests with a foreign ``Host`` header; every other client of the address has access.
@@ -227,14 +224,6 @@ class MetricsTask:
 def _remove(path: str) -> None:
     with suppress(OSError):
         Path(path).unlink()
-
-
-async def wait_while(in_force: Callable[[], bool], seconds: float, context: DaemonContext, stop: asyncio.Event) -> None:
-    """Wait for ``seconds``, or until other settings are in force or the daemon stops."""
-    if in_force():
-        await wait_for_any(seconds, stop, context.renew)
-    while context.renew.is_set() and in_force() and not stop.is_set():
-        await wait_for_any(_SWAP_POLL_S, stop)  # the swap of the settings waits for the running pass
 
 
 async def load_exposition(context: DaemonContext) -> Exposition:

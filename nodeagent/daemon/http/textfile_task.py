@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.files import open_trusted
-from nodeagent.daemon.http.metrics_task import load_exposition, wait_while
+from nodeagent.daemon.http.metrics_task import load_exposition
 from nodeagent.errors import ConfigError
 from nodeagent.files import replace_file
 
@@ -90,7 +90,7 @@ class TextfileTask:
         self._loop_statuses.waiting(NAME, settings.textfile_interval_s, _SLACK_S)
 
     async def _wait(self, seconds: float, settings: MetricsSettings, stop: asyncio.Event) -> None:
-        await wait_while(lambda: self._settings == settings, seconds, self._context, stop)
+        await self._context.wait_while(lambda: self._settings == settings, seconds, stop)
 
 
 def _write_trusted(path: Path, text: str) -> None:
