@@ -252,7 +252,7 @@ async def run_interruptibly(
     try:
         if not progress:
             return await agent.run(preview, trigger=trigger, stop=stop, max_rounds=rounds, plan_id=plan_id)
-        from nodeagent.cli.progress import removal_progress  # noqa: PLC0415 - needed only on terminals
+        from nodeagent.cli.terminal import removal_progress  # noqa: PLC0415 - needed only on terminals
 
         with removal_progress(len(preview.removals)) as on_result:
             return await agent.run(

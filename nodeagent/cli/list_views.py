@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.listing import ListView, Scope, count, duration, flag, identifier, since, size, text
+from nodeagent.cli.listing import ListView, Scope, count, duration, identifier, since, size, text
 from nodeagent.cli.table import done_cell, short_reference, time_cell
 from nodeagent.text import Cut
 
@@ -57,7 +57,7 @@ IMAGES: Final[ListView[Image]] = ListView(
         size("frees", "FREES", lambda row: row.frees_bytes, mark=_bound, scope=Scope.WIDE),
         since("last-used", "LAST USED", lambda row: row.last_used, missing="none seen"),
         since("first-detected", "DETECTED", lambda row: row.first_detected, first="now", scope=Scope.WIDE),
-        flag("pinned", "PINNED", lambda row: row.pinned, scope=Scope.WIDE),
+        text("pinned", "PINNED", lambda row: "true" if row.pinned else "false", scope=Scope.WIDE),
         text("origin", "ORIGIN", lambda row: row.origin or "", scope=Scope.WIDE, cut=Cut.END),
         text("verdict", "VERDICT", lambda row: str(row.verdict)),
         text("reason", "REASON", lambda row: str(row.reason.code)),

@@ -6,18 +6,23 @@ terminal. ``SafeConsole`` replaces the class ``Console`` of rich, which other mo
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 
+from nodeagent.cli.table import short_reference
 from nodeagent.text import escape, escape_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from rich.console import ConsoleOptions, RenderableType
     from rich.text import Text
+
+    from nodeagent.gc.executor import Result
 
 _DOCUMENT_COLUMNS: Final = 100
 
@@ -49,3 +54,25 @@ def print_markdown(text: str) -> None:
     console = SafeConsole()
     console.width = min(console.width, _DOCUMENT_COLUMNS)
     console.print(Markdown(text, hyperlinks=False))
+
+
+@contextmanager
+def removal_progress(total: int) -> Iterator[Callable[[Result], None]]:
+    """Show a progress bar on standard error during removals; yield the callback to call with each result."""
+    console = SafeConsole(stderr=True)
+    columns = (
+        TextColumn("removing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[last]}", markup=False),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("removing", total=total, last="")
+
+        def on_result(result: Result) -> None:
+            completed = progress.tasks[0].completed + 1
+            last = f"{result.outcome.value}: {short_reference(result.decision.name)}"
+            progress.update(task, completed=completed, total=max(total, completed), last=escape(last))
+
+        yield on_result
