@@ -18,10 +18,10 @@ from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableEr
 from nodeagent.host.sockets import read_peer
 from nodeagent.http_exchange import HttpExchange, HttpProtocolError, SocketResponse, TruncatedResponseError
 from nodeagent.parsing import parse_json
-from nodeagent.text import escape
+from nodeagent.text import encodable, escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
     from nodeagent.api.operations import Operation
@@ -72,7 +72,6 @@ class ControlClient:
         fields: Mapping[str, object] | None = None,
         *,
         within_s: float = ANSWER_WITHIN_S,
-        meanwhile: Callable[[], object] | None = None,
     ) -> str:
         """Return the document of an operation's response, as JSON.
 
@@ -80,7 +79,6 @@ class ControlClient:
             name: name of the operation.
             fields: fields of the request.
             within_s: time limit of each read, in seconds.
-            meanwhile: function called between request and response; its errors end the call.
 
         Raises:
             DaemonAbsentError: no daemon is listening.
@@ -91,7 +89,7 @@ class ControlClient:
             PassBusyError: another pass is running.
             NodeAgentError: the operation failed, or the response is not from a compatible daemon.
         """
-        with self._exchange(name, fields or {}, within_s, meanwhile) as parts:
+        with self._exchange(name, fields or {}, within_s) as parts:
             return b"".join(parts).decode()
 
     def stream(self, name: str, fields: Mapping[str, object] | None = None) -> Iterator[str]:
@@ -125,12 +123,11 @@ class ControlClient:
         name: str,
         fields: Mapping[str, object],
         within_s: float | None,
-        meanwhile: Callable[[], object] | None = None,
     ) -> Iterator[Iterator[bytes]]:
         """Send a request; provide the body of a successful response in parts. Errors are those of ``call``."""
         operation = OPERATIONS[name]
         target, body = encode_request(operation, fields)
-        with _responding(self._path, (operation.method, target, body), within_s, meanwhile) as response:
+        with _responding(self._path, (operation.method, target, body), within_s) as response:
             if response.status in (404, 405):
                 raise NodeAgentError(self._unsupported(name))
             if response.status != 200:
@@ -155,7 +152,6 @@ def _responding(
     path: str,
     request: tuple[str, str, bytes],
     within_s: float | None,
-    meanwhile: Callable[[], object] | None = None,
 ) -> Iterator[SocketResponse]:
     """Send a request over a new connection; provide the response. Errors are those of ``ControlClient.call``.
 
@@ -168,8 +164,6 @@ def _responding(
         try:
             headers = ("Host", "localhost"), ("Connection", "close")
             _send(connection, exchange.encode(method, target, headers, body))
-            if meanwhile is not None:
-                meanwhile()
             response = SocketResponse(connection, exchange)
             responded = True
             yield response
@@ -193,7 +187,7 @@ def encode_request(operation: Operation, fields: Mapping[str, object]) -> tuple[
         UsageError: a text is not UTF-8.
     """
     for key, value in fields.items():
-        if isinstance(value, str) and not _is_utf_8(value):
+        if isinstance(value, str) and encodable(value) != value:
             raise UsageError(f"invalid request: {key} is not UTF-8")
     rest = {key: value for key, value in fields.items() if value not in ("", 0, False, None)}
     path = operation.path
@@ -210,14 +204,6 @@ def encode_request(operation: Operation, fields: Mapping[str, object]) -> tuple[
 def _quote(value: object) -> str:
     """Return a value with all characters invalid in a URL percent-encoded."""
     return "".join(chr(each) if each in _UNRESERVED else f"%{each:02X}" for each in str(value).encode())
-
-
-def _is_utf_8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _connect(path: str) -> socket.socket:
@@ -298,12 +284,13 @@ def _required_access(path: str) -> str:
             group = grp.getgrgid(found.st_gid).gr_name
         break
     return (
-        f"only root and members of group {group} have access; use sudo, or 'usermod -aG {group} {_user()}' and log in "
-        "again"
+        f"only root and members of group {group} have access; use sudo, or 'usermod -aG {group} {user_name()}' and log "
+        "in again"
     )
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Return the name of the user of this process; the uid without a name."""
     import getpass  # noqa: PLC0415 - needed only after a refusal
 
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert, structs
+
 from nodeagent.api.codec import Part
 from nodeagent.model import FsObservation, Role
 from nodeagent.model.decision import ReasonCode, sentence_of
@@ -55,15 +57,7 @@ class Filesystem(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: FsObservation) -> Filesystem:
         """Return the document form of a reading."""
-        return cls(
-            path=value.path,
-            capacity_bytes=value.capacity_bytes,
-            available_bytes=value.available_bytes,
-            used_percent=value.used_percent,
-            inodes=value.inodes,
-            inodes_free=value.inodes_free,
-            observed_at=value.observed_at,
-        )
+        return convert(value, cls, from_attributes=True)
 
     @classmethod
     def of_optional(cls, value: FsObservation | None) -> Filesystem | None:
@@ -83,23 +77,21 @@ class Filesystem(Part, frozen=True, kw_only=True):
         )
 
 
-class Runtime(Part, frozen=True, kw_only=True):
-    """The container runtime, and whether a kubelet manages the node (``role``)."""
+class RuntimeVersion(Part, frozen=True, kw_only=True):
+    """Name, version and socket of the runtime."""
 
     name: str
     version: str
     api_version: str
     endpoint: str
+
+
+class Runtime(RuntimeVersion, frozen=True, kw_only=True):
+    """The container runtime, and whether a kubelet manages the node (``role``)."""
+
     role: Role
 
     @classmethod
     def of(cls, snapshot: NodeSnapshot) -> Runtime:
         """Return the document form of the runtime and role in a snapshot."""
-        info = snapshot.runtime
-        return cls(
-            name=info.name,
-            version=info.version,
-            api_version=info.api_version,
-            endpoint=info.endpoint,
-            role=snapshot.role,
-        )
+        return cls(**structs.asdict(snapshot.runtime), role=snapshot.role)

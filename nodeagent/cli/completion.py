@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -62,7 +61,3 @@ def completions(words: list[str]) -> Iterator[str]:
     for each in completed.shell_complete(context, incomplete):
         text = (each.help or "").partition(" [default")[0]
         yield f"{prefix}{each.value}\t{text}" if text else f"{prefix}{each.value}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -9,18 +9,22 @@ import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.api.codec import encode, to_builtins
-from nodeagent.cli.display import standard_output
+from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import say, warn
+from nodeagent.cli.options import Source
 from nodeagent.cli.reading import ask
-from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
+from nodeagent.config.validation import convert as validated
+from nodeagent.config.validation import settings_of
 from nodeagent.daemon.control_documents import EffectiveConfig
 from nodeagent.doctor.plan.node import OPEN_FIX, OPEN_LISTENER
 from nodeagent.errors import ConfigError, UsageError
 from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.settings.loading import effective, load
+from nodeagent.settings.models import Config
+from nodeagent.settings.reference import reference as make_reference
+from nodeagent.settings.reference import sourced_toml, to_toml, toml_value
 from nodeagent.settings.settings import DEFAULT_SOURCE
 from nodeagent.text import Cut
 
@@ -81,8 +85,6 @@ def show(path: Path | None, form: str, *, sources: bool, key: str = "", direct: 
 
 def _of_files(path: Path | None) -> EffectiveConfig:
     """Return the configuration read from a file, its drop-ins and the environment variables."""
-    from nodeagent.settings.reference import toml_value  # noqa: PLC0415 - not needed if the daemon responds
-
     pairs = effective(load(path)).items()
     values = [(key, toml_value(value)) for key, (value, _) in pairs]
     return EffectiveConfig.of(values, {key: source for key, (_, source) in pairs})
@@ -100,10 +102,6 @@ def _print_setting(config: EffectiveConfig, key: str, form: str, *, source: bool
 
 def _print_values(config: EffectiveConfig, form: str, *, sources: bool) -> None:
     """Print a configuration as TOML, JSON or YAML; with ``sources`` as TOML, each source in a comment."""
-    from nodeagent.config.validation import convert as validated  # noqa: PLC0415
-    from nodeagent.settings.models import Config  # noqa: PLC0415
-    from nodeagent.settings.reference import sourced_toml, to_toml  # noqa: PLC0415
-
     values = {key: _parsed(each.value) for key, each in config.settings.items()}
     if sources:
         sys.stdout.write(sourced_toml({key: (values[key], each.source) for key, each in config.settings.items()}))
@@ -137,9 +135,7 @@ def _print_sources(config: EffectiveConfig) -> None:
     display.write_fitted(table.lines(display.columns))
 
 
-def import_kubelet(
-    file: Path | None, *, config: Path | None = None, out: Path | None = None, force: bool = False
-) -> None:
+def import_kubelet(file: Path | None, *, config: Path | None, out: Path | None, force: bool) -> None:
     """Convert a KubeletConfiguration; report the fields that are not imported on standard error.
 
     The result sets ``dry_run``, see ``dry_run_to_keep``. The exit code is 3 if a field has an invalid value or
@@ -250,9 +246,6 @@ def _write(path: Path, text: str, like: os.stat_result | None) -> None:
 
 def default(*, dry_run: bool) -> None:
     """Print a configuration file with every setting explained and commented out."""
-    from nodeagent.settings.models import Config  # noqa: PLC0415
-    from nodeagent.settings.reference import to_toml  # noqa: PLC0415
-
     sys.stdout.write(to_toml(Config(dry_run=dry_run), commented=True))
 
 
@@ -262,11 +255,6 @@ def reference(key: str = "") -> None:
     Raises:
         UsageError: no setting has this key.
     """
-    from nodeagent.config.validation import settings_of  # noqa: PLC0415
-    from nodeagent.settings.models import Config  # noqa: PLC0415
-    from nodeagent.settings.reference import reference as make_reference  # noqa: PLC0415
-    from nodeagent.settings.reference import toml_value  # noqa: PLC0415
-
     if not key:
         sys.stdout.write(make_reference())
         return

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 from nodeagent.api.codec import decode_fields, encode, encode_line
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import connected
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Line, say, standard_output
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import say
+from nodeagent.cli.options import duration_s
 from nodeagent.daemon.control_documents import Paused, Reload, Resumed, Triggered
 from nodeagent.errors import UsageError
 from nodeagent.loops.pause_file import LONGEST_PAUSE_S
 from nodeagent.text import escape
-from nodeagent.units import format_bytes, format_duration, format_time, parse_duration_s
+from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,16 +37,15 @@ def follow_events(config: Path | None, form: str) -> None:
         NodeAgentError: no agent is running, or this user has no read access to the control API.
     """
     display = standard_output()
-    with connected(config) as agent:
-        for event in agent.stream("Events", decode_fields):
-            if form != "table":
-                sys.stdout.write(encode_line(event))
-                sys.stdout.flush()
-                continue
-            missed = event.pop("missed_before", 0)
-            if missed:
-                display.write_fitted([Line(f"{missed} events lost: read too slowly", "yellow")])
-            display.write_fitted([Line(_event_line(event), _STYLES.get(str(event.get("level")), ""))])
+    for event in connected(config).stream("Events", decode_fields):
+        if form != "table":
+            sys.stdout.write(encode_line(event))
+            sys.stdout.flush()
+            continue
+        missed = event.pop("missed_before", 0)
+        if missed:
+            display.write_fitted([Line(f"{missed} events lost: read too slowly", "yellow")])
+        display.write_fitted([Line(_event_line(event), _STYLES.get(str(event.get("level")), ""))])
 
 
 def _event_line(event: dict[str, Any]) -> str:
@@ -64,16 +63,12 @@ def pause(config: Path | None, *, duration: str, why: str) -> None:
         UsageError: the duration is invalid or out of range, or the reason is not printable.
         NodeAgentError: no agent is running, or this user has no permission to pause the agent.
     """
-    try:
-        seconds = parse_duration_s(duration)
-    except ValueError as error:
-        raise UsageError(f"--for: {error}") from error
+    seconds = duration_s("--for", duration)
     if not 0 < seconds <= LONGEST_PAUSE_S:
         raise UsageError(f"--for {duration}: must be more than 0 and at most 7d")
     if not is_text(why):
         raise UsageError(f"--why: {TEXT_FORM}")
-    with connected(config) as agent:
-        answer = agent.call("Pause", Paused, {"seconds": seconds, "why": why})
+    answer = connected(config).call("Pause", Paused, {"seconds": seconds, "why": why})
     say(f"paused until {format_time(answer.until)}; 'nodeagent resume' ends it earlier")
 
 
@@ -83,8 +78,7 @@ def resume(config: Path | None) -> None:
     Raises:
         NodeAgentError: no agent is running, or this user has no permission to resume the agent.
     """
-    with connected(config) as agent:
-        was_paused = agent.call("Resume", Resumed).was_paused
+    was_paused = connected(config).call("Resume", Resumed).was_paused
     sys.stdout.write("resumed\n" if was_paused else "not paused\n")
 
 
@@ -95,9 +89,8 @@ def trigger(config: Path | None, loop: str, *, wait: bool) -> None:
         UsageError: the loop is unknown or disabled, or the agent is paused.
         NodeAgentError: no agent is running, or this user has no permission to trigger a loop.
     """
-    with connected(config) as agent:
-        request = {"loop": loop, "wait": wait}
-        answer = agent.call("Trigger", Triggered, request, within_s=_TRIGGER_WITHIN_S)
+    request = {"loop": loop, "wait": wait}
+    answer = connected(config).call("Trigger", Triggered, request, within_s=_TRIGGER_WITHIN_S)
     if not wait:
         say(f"{loop} started; see 'nodeagent status' for the result")
         return
@@ -118,8 +111,7 @@ def reload(config: Path | None, form: str = "table", *, dry_run: bool = False) -
         NodeAgentError: no agent is running, or this user has no permission to reload the configuration.
     """
     method = "PreviewReload" if dry_run else "Reload"
-    with connected(config) as agent:
-        answer = agent.call(method, Reload, within_s=_RELOAD_WITHIN_S)
+    answer = connected(config).call(method, Reload, within_s=_RELOAD_WITHIN_S)
     if form != "table":
         sys.stdout.write(encode(answer, form))
     else:

@@ -6,24 +6,17 @@ The module has few imports, since import time dominates the run time of the comm
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from nodeagent import __version__
-from nodeagent.api.client import (
-    ANSWER_WITHIN_S,
-    ControlClient,
-    DaemonAbsentError,
-    DaemonRefusedError,
-)
-from nodeagent.api.codec import DocumentError
-from nodeagent.cli.source import is_client
+from nodeagent.api.client import ANSWER_WITHIN_S, ControlClient, DaemonAbsentError, DaemonRefusedError
+from nodeagent.api.codec import DocumentError, decode
 from nodeagent.config.paths import has_settings, read_socket_path
 from nodeagent.errors import NodeAgentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from os import PathLike
+    from pathlib import Path
 
     from nodeagent.api.codec import Document
 
@@ -33,10 +26,10 @@ T = TypeVar("T")
 
 
 class ControlConnection:
-    """Connection to the running daemon; returns its responses as typed documents."""
+    """Connection to the running daemon; returns its responses as typed documents, and as text through ``client``."""
 
-    def __init__(self, client: ControlClient) -> None:
-        self._client = client
+    def __init__(self, path: Path | str) -> None:
+        self.client = ControlClient(path)
 
     def call(
         self,
@@ -60,17 +53,8 @@ class ControlConnection:
             UsageError: the daemon rejects the request as invalid.
             NodeAgentError: the request failed, or the response does not match the schema of this version.
         """
-        return decoded(self.call_text(operation, fields, within_s=within_s), answer)
-
-    def call_text(
-        self, operation: str, fields: Mapping[str, object] | None = None, *, within_s: float = ANSWER_WITHIN_S
-    ) -> str:
-        """Call an operation of the control API and return its response as JSON text.
-
-        Raises:
-            NodeAgentError: as ``call``.
-        """
-        return self._client.call(operation, fields, within_s=within_s)
+        text = self.client.call(operation, fields, within_s=within_s)
+        return _checked(text, lambda each: decode(each, answer))
 
     def stream(
         self, operation: str, decoder: Callable[[str], T], fields: Mapping[str, object] | None = None
@@ -80,21 +64,20 @@ class ControlConnection:
         Raises:
             NodeAgentError: as ``call``.
         """
-        for text in self._client.stream(operation, fields):
-            yield checked(text, decoder)
+        for text in self.client.stream(operation, fields):
+            yield _checked(text, decoder)
 
 
-def find_socket(config: str | PathLike[str] | None) -> str | None:
+def find_socket(config: Path | None) -> str | None:
     """Return the configured path of the control socket; ``None`` if the control API is disabled.
 
     Raises:
         ConfigError: the file ``config`` cannot be read. Invalid settings in the file are ignored.
     """
-    return read_socket_path(None if config is None else os.fspath(config))
+    return read_socket_path(None if config is None else str(config))
 
 
-@contextmanager
-def connect(path: str | PathLike[str]) -> Iterator[ControlConnection]:
+def connect(path: Path | str) -> ControlConnection:
     """Open a connection to the daemon that listens on a control socket.
 
     Raises:
@@ -102,13 +85,12 @@ def connect(path: str | PathLike[str]) -> Iterator[ControlConnection]:
         DaemonUnavailableError: a daemon is listening and accepts no connection.
         DaemonRefusedError: this user is not allowed to connect.
     """
-    client = ControlClient(path)
-    client.probe()
-    yield ControlConnection(client)
+    agent = ControlConnection(path)
+    agent.client.probe()
+    return agent
 
 
-@contextmanager
-def connected(config: str | PathLike[str] | None) -> Iterator[ControlConnection]:
+def connected(config: Path | None) -> ControlConnection:
     """Open a connection to the running daemon, at the configured control socket.
 
     Raises:
@@ -119,41 +101,42 @@ def connected(config: str | PathLike[str] | None) -> Iterator[ControlConnection]
     path = find_socket(config)
     if path is None:
         raise DaemonAbsentError('control API disabled: control.socket = ""')
-    with connect(path) as agent:
-        yield agent
+    return connect(path)
 
 
-@contextmanager
-def daemon_of(config: str | PathLike[str] | None) -> Iterator[ControlConnection | None]:
-    """Open a connection to the daemon of a configuration; yield ``None`` if no daemon is running.
+def daemon_of(config: Path | None) -> ControlConnection | None:
+    """Open a connection to the daemon of a configuration; return ``None`` if no daemon is running.
 
-    ``None`` is also yielded if ``config`` is ``None`` and environment variables set more than the control socket: the
+    ``None`` is also returned if ``config`` is ``None`` and environment variables set more than the control socket: the
     command may then use another state directory than the running daemon.
 
     Raises:
         DaemonRefusedError: a daemon is running and refuses this user.
         DaemonUnavailableError: a daemon is running and accepts no connection.
     """
-    agent = None
-    with ExitStack() as stack:
-        if config is not None or not has_settings(os.environ):
-            try:
-                agent = stack.enter_context(connected(config))
-            except DaemonAbsentError:
-                agent = None
-        yield agent
+    if config is None and has_settings(os.environ):
+        return None
+    try:
+        return connected(config)
+    except DaemonAbsentError:
+        return None
 
 
-@contextmanager
+def is_client(config: Path | None, overrides: Mapping[str, object], *, root_too: bool, direct: bool) -> bool:
+    """Return whether a command uses a running daemon; arguments: see :func:`daemon_for_user`."""
+    allowed = os.geteuid() != 0 or root_too
+    return allowed and not direct and config is None and not overrides and not has_settings(os.environ)
+
+
 def daemon_for_user(
-    config: str | PathLike[str] | None,
+    config: Path | None,
     overrides: Mapping[str, object],
     *,
     root_too: bool = False,
     direct: bool = False,
     refusal_matters: bool = True,
-) -> Iterator[ControlConnection | None]:
-    """Open a connection to the daemon if the command uses the daemon; yield ``None`` if the command reads the node.
+) -> ControlConnection | None:
+    """Open a connection to the daemon if the command uses the daemon; return ``None`` if the command reads the node.
 
     The command uses a running daemon if the user is not root, since only root can read the node, and if neither an
     option nor an environment variable changes the configuration.
@@ -163,35 +146,25 @@ def daemon_for_user(
         overrides: settings changed by options.
         root_too: whether the daemon is used for root too, so that the command needs no valid configuration.
         direct: whether ``--direct`` is set: the command always reads the node.
-        refusal_matters: whether a refused connection is an error; otherwise ``None`` is yielded.
+        refusal_matters: whether a refused connection is an error; otherwise ``None`` is returned.
 
     Raises:
         DaemonRefusedError: a daemon is running and refuses this user.
         DaemonUnavailableError: a daemon is running and accepts no connection.
     """
-    agent = None
-    if is_client(config, overrides, root_too=root_too, direct=direct):
-        with ExitStack() as stack:
-            try:
-                agent = stack.enter_context(connected(None))
-            except DaemonAbsentError:
-                agent = None
-            except DaemonRefusedError:
-                if refusal_matters:
-                    raise
-            yield agent
-    else:
-        yield None
+    if not is_client(config, overrides, root_too=root_too, direct=direct):
+        return None
+    try:
+        return connected(None)
+    except DaemonAbsentError:
+        return None
+    except DaemonRefusedError:
+        if refusal_matters:
+            raise
+        return None
 
 
-def decoded(text: str, kind: type[D]) -> D:
-    """Return the document in a response of the daemon; see :func:`checked`."""
-    from nodeagent.api.codec import decode  # noqa: PLC0415 - slow to import
-
-    return checked(text, lambda each: decode(each, kind))
-
-
-def checked(text: str, decoder: Callable[[str], T]) -> T:
+def _checked(text: str, decoder: Callable[[str], T]) -> T:
     """Return a response of the daemon, decoded by ``decoder``.
 
     Raises:

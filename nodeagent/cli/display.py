@@ -118,6 +118,12 @@ class Line:
         return part
 
 
+def warning_lines(warnings: Iterable[str]) -> Iterator[Line]:
+    """Yield the line of each warning."""
+    for each in warnings:
+        yield Line(f"warning: {each}", "yellow")
+
+
 def bar(share: float, cells: int) -> str:
     """Return a bar of the used share (0 to 1), filled from the left."""
     full = filled_cells(share, cells)
@@ -177,6 +183,16 @@ class Display(NamedTuple):
             text = plain.encode(encoding, "backslashreplace").decode(encoding)
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def say(line: str) -> None:
+    """Write one escaped line to standard output."""
+    sys.stdout.write(f"{escape(line)}\n")
+
+
+def warn(line: str) -> None:
+    """Write one escaped line to standard error."""
+    sys.stderr.write(f"{escape(line)}\n")
 
 
 def standard_output() -> Display:

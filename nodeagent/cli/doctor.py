@@ -8,12 +8,13 @@ import sys
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
 from nodeagent.api.codec import encode
 from nodeagent.cli.control_client import connect
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.cluster.plan.rules import SETTINGS
@@ -64,11 +65,11 @@ from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.policy import Scope
+from nodeagent.host.commands import run
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import read_kubelet_traces
 from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
 from nodeagent.host.node import node_name
-from nodeagent.host.processes import run
 from nodeagent.host.server_certificate import read_certificate, server_context
 from nodeagent.host.sockets import group_number
 from nodeagent.kube.api_credentials import expiry
@@ -164,7 +165,6 @@ def metrics_finding(settings: Settings) -> Finding:
     return check_certificate(listener, "", expires_at, SystemClock().now())
 
 
-_UNIT: Final = "nodeagent.service"
 _STATUS_WITHIN_S: Final = 20
 _EMBEDDING: Final = frozenset({"k3s", "k3s-server", "k3s-agent"})
 _OF_STATE: Final = frozenset({"state-directory", "stores", "holds", "history"})
@@ -230,8 +230,7 @@ def agent_findings(settings: Settings) -> Iterator[Finding]:
         yield Finding("agent", Verdict.SKIPPED, 'control API disabled: control.socket = ""')
         return
     try:
-        with connect(control.socket) as connection:
-            status = connection.call("Status", Status, within_s=_STATUS_WITHIN_S)
+        status = connect(control.socket).call("Status", Status, within_s=_STATUS_WITHIN_S)
     except DaemonRefusedError as error:
         yield denied("agent", str(error))
     except DaemonUnavailableError as error:
@@ -316,7 +315,7 @@ def _filesystem_finding(snapshot: NodeSnapshot) -> Finding:
     filesystem = snapshot.image_filesystem
     if filesystem is None:
         return check_image_filesystem(None)
-    unit = _UNIT if hides(_UNIT, PurePath(filesystem.path)) else ""
+    unit = UNIT if hides(UNIT, PurePath(filesystem.path)) else ""
     return check_image_filesystem(str(filesystem.path), filesystem.used_percent, hidden_by=unit)
 
 
@@ -468,9 +467,9 @@ def _journal_finding(root: Path) -> Finding:
 
 
 def _unit_finding() -> Finding:
-    exposure = read_unit_exposure(_UNIT)
+    exposure = read_unit_exposure(UNIT)
     if exposure is None:
-        return Finding("unit", Verdict.SKIPPED, f"{_UNIT} not installed, or systemd not running")
+        return Finding("unit", Verdict.SKIPPED, f"{UNIT} not installed, or systemd not running")
     hardened = exposure <= _MAXIMUM_EXPOSURE
     return Finding(
         "unit",
@@ -515,12 +514,7 @@ def examine(
         checked = run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         findings = [Finding("configuration", Verdict.OK, "valid"), *checked]
     if form != "table":
-        document = diagnostics.Doctor(
-            findings=tuple(
-                diagnostics.Finding(check=each.check, verdict=each.verdict.value, evidence=each.evidence, fix=each.fix)
-                for each in findings
-            )
-        )
+        document = diagnostics.Doctor(findings=tuple(diagnostics.Finding(**structs.asdict(each)) for each in findings))
         sys.stdout.write(encode(document, form))
     else:
         _print(findings)

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.display import Line, filled_cells, standard_output
+from nodeagent.cli.options import duration_s
 from nodeagent.cli.plan_view import usage_line
-from nodeagent.cli.reading import OBSERVED_WITHIN_S, print_document, read
+from nodeagent.cli.reading import OBSERVED_WITHIN_S, read, show_document
 from nodeagent.cli.table import Heading, Table, short_reference, size_cell
-from nodeagent.errors import UsageError
 from nodeagent.gc.documents.passes import DiskUsage
 from nodeagent.gc.plan.breakdown import Part
 from nodeagent.text import Cut
-from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nodeagent.cli.source import Source
+    from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.plan.breakdown import Breakdown
 
@@ -55,11 +54,7 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
         UsageError: the timeout is not a duration.
         ObservationError: the image filesystem cannot be read.
     """
-    try:
-        within_s = parse_duration_s(timeout)
-    except ValueError as error:
-        raise UsageError(f"--timeout: {error}") from error
-    within_s = max(_SHORTEST_S, within_s)
+    within_s = max(_SHORTEST_S, duration_s("--timeout", timeout))
 
     async def measure(agent: Agent) -> DiskUsage:
         from nodeagent.gc.documents.readings import (  # noqa: PLC0415 - not needed if the daemon responds
@@ -70,12 +65,12 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
 
     fields = {"within_seconds": within_s}
     document = read("DiskUsage", DiskUsage, fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
-    if form != "table":
-        print_document(document, form)
-        return
-    breakdown = document.to_model()
-    display = standard_output()
-    display.write(breakdown_lines(breakdown, display.columns, details=details, coloured=display.colour))
+    coloured = standard_output().colour
+    show_document(
+        document,
+        form,
+        lambda found, columns: breakdown_lines(found.to_model(), columns, details=details, coloured=coloured),
+    )
 
 
 def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, coloured: bool = False) -> Iterator[Line]:

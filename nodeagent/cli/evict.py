@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.display import Line, standard_output
-from nodeagent.cli.reading import print_document, read
+from nodeagent.cli.display import Line, warning_lines
+from nodeagent.cli.reading import read, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.text import Cut
@@ -14,8 +14,7 @@ from nodeagent.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nodeagent.api.common import Reason
-    from nodeagent.cli.source import Source
+    from nodeagent.cli.options import Source
     from nodeagent.eviction.documents import PodDecision, RankedPodEntry
     from nodeagent.eviction.pressure_documents import Fact
     from nodeagent.gc.agent import Agent
@@ -42,11 +41,7 @@ def preview(source: Source, form: str, simulate: Sequence[str]) -> None:
     if any("," in each for each in simulate):  # the request separates values by commas
         simulate = [part for each in simulate for part in each.split(",")]
     found = read("EvictionPreview", EvictionPreview, {"simulate": ",".join(simulate)}, source, read_node)
-    if form != "table":
-        print_document(found, form)
-        return
-    display = standard_output()
-    display.write(eviction_lines(found, display.columns))
+    show_document(found, form, eviction_lines)
 
 
 def eviction_lines(found: EvictionPreview, columns: int | None) -> Iterator[Line]:
@@ -57,8 +52,7 @@ def eviction_lines(found: EvictionPreview, columns: int | None) -> Iterator[Line
     yield from _decision_lines(found)
     if plan.decisions:
         yield from _pod_table(found, sources=columns is None or columns >= _WIDE).lines(columns)
-    for warning in (*plan.warnings, *found.warnings):
-        yield Line(f"warning: {warning}", "yellow")
+    yield from warning_lines((*plan.warnings, *found.warnings))
     if found.daemon_off_because:
         yield Line(f"eviction disabled on this node: {found.daemon_off_because}", "yellow")
 
@@ -69,7 +63,7 @@ def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
     if plan.threshold is None:
         limited = any(each.verdict == "remove" for each in plan.decisions)
         if not limited and plan.withheld is not None:
-            yield Line(f"withheld: {_sentence(plan.withheld)}", "bold yellow")
+            yield Line(f"withheld: {plan.withheld.sentence}", "bold yellow")
         elif not limited:
             yield Line(f"no pod would be evicted: {_why_none(found)}", "green")
     else:
@@ -81,14 +75,14 @@ def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
         grace = format_duration(plan.grace_s) if plan.grace_s else "none (SIGKILL)"
         prefix = "then, if the shortage persists: " if found.reclaim_first else ""
         yield Line(f"{prefix}evict {victim.name}; grace period: {grace}", "bold")
-        yield from (Line(_sentence(each.reason)) for each in plan.decisions if each.verdict == "remove")
+        yield from (Line(each.reason.sentence) for each in plan.decisions if each.verdict == "remove")
 
 
 def _why_none(found: EvictionPreview) -> str:
     """Return the reason that no pod is evicted; a reason of the node takes precedence over that of a single pod."""
     reasons = [each.reason for each in found.plan.decisions]
     of_node = [each for each in reasons if each.code == _NO_THRESHOLD_MET]
-    return _sentence((of_node or reasons)[0]) if reasons else "no pods on this node"
+    return (of_node or reasons)[0].sentence if reasons else "no pods on this node"
 
 
 def _pod_table(found: EvictionPreview, *, sources: bool) -> Table:
@@ -137,9 +131,3 @@ def _fact(fact: Fact, *, sources: bool) -> str:
     if fact.value is None:
         return "?"
     return f"{fact.value} ({fact.source})" if sources else str(fact.value)
-
-
-def _sentence(reason: Reason) -> str:
-    from nodeagent.model.decision import sentence_of  # noqa: PLC0415 - needed only here
-
-    return sentence_of(str(reason.code), reason.details)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.lists import read_list
-from nodeagent.cli.output import warn
-from nodeagent.cli.reading import print_document, read
+from nodeagent.cli.reading import print_document, read, show_document
 from nodeagent.cli.table import ago, short_reference, size
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from nodeagent.api.common import Reason
-    from nodeagent.cli.source import Source
+    from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews
     from nodeagent.gc.documents.explanation import Explained
@@ -55,13 +53,10 @@ def show(source: Source, name: str, form: str) -> None:
     if not found.explanations and not found.past:
         hint = f"; did you mean {' or '.join(found.similar)}?" if found.similar else ""
         fail(f"{name}: no such image, container or pod on this node or in the history{hint}", ExitCode.USAGE)
-    if form != "table":
-        print_document(found, form)
-        return
-    standard_output().write(_lines(found))
+    show_document(found, form, _lines)
 
 
-def _lines(found: Explanation) -> Iterator[Line]:
+def _lines(found: Explanation, _: int | None) -> Iterator[Line]:
     for number, each in enumerate(found.explanations):
         if number:
             yield Line()
@@ -81,9 +76,9 @@ def _title(value: Explained) -> str:
 
 def _item_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each line that explains an item."""
-    yield "verdict", f"{value.verdict}: {_sentence(value.reason)}"
+    yield "verdict", f"{value.verdict}: {value.reason.sentence}"
     for each in value.also_kept_by:
-        yield "also", _sentence(each)
+        yield "also", each.sentence
     if value.when:
         yield "removal" if str(value.verdict) == "remove" else "removable", value.when
     if value.eligible_at is not None:
@@ -94,12 +89,6 @@ def _item_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
         yield "referenced by", user
     if str(value.kind) == "image":
         yield from _image_lines(value, now)
-
-
-def _sentence(reason: Reason) -> str:
-    from nodeagent.model.decision import sentence_of  # noqa: PLC0415 - needed only here
-
-    return sentence_of(str(reason.code), reason.details)
 
 
 def _image_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.codec import encode
 from nodeagent.cli.control_client import daemon_for_user
-from nodeagent.cli.display import standard_output
+from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
-from nodeagent.cli.output import say, warn
 from nodeagent.cli.plan_view import preview_lines, report_lines, undo_text
 from nodeagent.cli.reading import OBSERVED_WITHIN_S
 from nodeagent.cli.session import load_settings, open_for_command, run_async
@@ -72,9 +71,9 @@ def collect(request: Request) -> None:
             "nothing was removed: confirmation needs a terminal; add --yes to remove without confirmation, or "
             "--dry-run to list the removals"
         )
-    with daemon_for_user(request.config, request.overrides, root_too=request.dry_run, direct=request.direct) as agent:
-        if agent is not None:
-            sys.exit(_collect_through_agent(request, agent))
+    agent = daemon_for_user(request.config, request.overrides, root_too=request.dry_run, direct=request.direct)
+    if agent is not None:
+        sys.exit(_collect_through_agent(request, agent))
     loaded = load_settings(request.config, request.overrides)
     sys.exit(run_async(_collect(request, loaded)))
 
@@ -97,7 +96,7 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
         if status.agent.dry_run:
             sys.stderr.write("nothing was removed: dry_run = true in the agent's configuration\n")
             return predicted
-        saved = agent.call_text("Plan", {"scope": request.scope, "lasts_seconds": _PLAN_LIFETIME_S})
+        saved = agent.client.call("Plan", {"scope": request.scope, "lasts_seconds": _PLAN_LIFETIME_S})
         shown = {each.id for each in preview.removals}
         if {each.id for each in parse_plan(saved).removals} - shown:
             sys.stderr.write("nothing was removed: the node changed after the preview; run the command again\n")
@@ -141,12 +140,14 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
     if report.undo_until is not None:
         say(undo_text(report.undo_bytes, report.undo_until, report.pass_id))
     if isinstance(report.breakdown, BreakdownFields):
-        from nodeagent.cli import du  # noqa: PLC0415 - needed only after a shortfall
+        _print_breakdown(report.breakdown.to_model())
 
-        display = standard_output()
-        display.write(
-            du.breakdown_lines(report.breakdown.to_model(), display.columns, details=False, coloured=display.colour)
-        )
+
+def _print_breakdown(breakdown: Breakdown) -> None:
+    from nodeagent.cli.du import breakdown_lines  # noqa: PLC0415 - needed only after a shortfall
+
+    display = standard_output()
+    display.write(breakdown_lines(breakdown, display.columns, details=False, coloured=display.colour))
 
 
 def show_document(request: Request, document: documents.Preview) -> Preview:
@@ -251,7 +252,7 @@ async def run_interruptibly(
     try:
         if not progress:
             return await agent.run(preview, trigger=trigger, stop=stop, max_rounds=rounds, plan_id=plan_id)
-        from nodeagent.cli.progress import removal_progress  # noqa: PLC0415 - needed only on terminals
+        from nodeagent.cli.terminal import removal_progress  # noqa: PLC0415 - needed only on terminals
 
         with removal_progress(len(preview.removals)) as on_result:
             return await agent.run(
@@ -300,9 +301,7 @@ def show_report(request: Request, agent: Agent, report: PassReport, breakdown: B
     display = standard_output()
     display.write(report_lines(report, agent.settings.policy.images, display.columns))
     if breakdown is not None:
-        from nodeagent.cli import du  # noqa: PLC0415 - needed only after a shortfall
-
-        display.write(du.breakdown_lines(breakdown, display.columns, details=False, coloured=display.colour))
+        _print_breakdown(breakdown)
 
 
 def exit_code(report: PassReport) -> ExitCode:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from nodeagent.cli.output import say
+from nodeagent.cli.display import say
 from nodeagent.errors import UsageError
 
 if TYPE_CHECKING:

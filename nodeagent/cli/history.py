@@ -11,8 +11,9 @@ from nodeagent.cli import table as values
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.list_views import NODE_STOPS, PASSES, done_items
 from nodeagent.cli.lists import ListRequest
+from nodeagent.cli.options import Source
 from nodeagent.cli.reading import ask
-from nodeagent.cli.source import Source
+from nodeagent.cli.session import load_settings
 from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
@@ -107,8 +108,7 @@ def _empty(request: HistoryRequest, listing: ListOptions, source: str) -> str:
 
 def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime | None) -> tuple[History, str]:
     """Return the history document read from the state directory, and the path of the directory."""
-    from nodeagent.cli.session import load_settings  # noqa: PLC0415 - not needed if the daemon responds
-    from nodeagent.host.processes import is_running  # noqa: PLC0415
+    from nodeagent.host.processes import is_running  # noqa: PLC0415 - not needed if the daemon responds
     from nodeagent.store.history import History as Store  # noqa: PLC0415
 
     directory = load_settings(config, {}).state_directory

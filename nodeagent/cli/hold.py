@@ -1,36 +1,38 @@
-"""``nodeagent hold add`` and ``remove``: protect images from removal for a period."""
+"""``nodeagent hold``: protect images from removal for a period, list the holds, and remove them."""
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent import model
+from nodeagent.api.client import user_name
 from nodeagent.api.codec import encode
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import daemon_of
-from nodeagent.cli.output import say, warn
-from nodeagent.cli.reading import read
+from nodeagent.cli.display import say, warn
+from nodeagent.cli.list_views import HOLDS
+from nodeagent.cli.lists import ListRequest
+from nodeagent.cli.options import Source, duration_s
+from nodeagent.cli.reading import ask, read
 from nodeagent.cli.session import load_settings
-from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.gc.documents.holds import Hold
+from nodeagent.gc.documents.holds import Hold, HoldList
 from nodeagent.gc.documents.lists import Images
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.image_protection import parse_rule
 from nodeagent.gc.plan.image_users import ImageIndex
 from nodeagent.gc.plan.keep_rules import images_named
-from nodeagent.loops.clock_reading import read_clocks, stored_trust
 from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
-from nodeagent.units import format_time, parse_duration_s
+from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from nodeagent.cli.listing import ListOptions
     from nodeagent.gc.agent import Agent
 
 
@@ -52,20 +54,18 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
             parse_rule(image)
         except ValueError as error:
             raise UsageError(str(error)) from error
-    try:
-        seconds = parse_duration_s(duration)
-    except ValueError as error:
-        raise UsageError(f"--for: {error}") from error
+    seconds = duration_s("--for", duration)
     if not 0 < seconds <= LONGEST_HOLD_S:
         raise UsageError(
             f"--for {duration}: must be more than 0 and at most 365d; protect.images protects images permanently"
         )
-    with daemon_of(config) as agent:
-        if agent is not None:
-            by = _user() if os.geteuid() == 0 else ""
-            request = {"image": image or "", "seconds": seconds, "why": why, "by": by}
-            _print_placed(agent.call("AddHold", Hold, request), form, config)
-            return
+    if (agent := daemon_of(config)) is not None:
+        by = _user() if os.geteuid() == 0 else ""
+        request = {"image": image or "", "seconds": seconds, "why": why, "by": by}
+        _print_placed(agent.call("AddHold", Hold, request), form, config)
+        return
+    from nodeagent.loops.clock_reading import read_clocks, stored_trust  # noqa: PLC0415 - not needed if the daemon responds
+
     directory = load_settings(config, {}).state_directory
     at = read_clocks(SystemClock())
     until = at.wall + timedelta(seconds=seconds)
@@ -84,10 +84,9 @@ def remove(config: Path | None, hold_id: str) -> None:
     """
     if not hold_id.strip():
         raise UsageError("HOLD is empty: add the id of a hold, see 'nodeagent hold list'")
-    with daemon_of(config) as agent:
-        if agent is not None:
-            _print_removed(agent.call("RemoveHold", Hold, {"id": hold_id}))
-            return
+    if (agent := daemon_of(config)) is not None:
+        _print_removed(agent.call("RemoveHold", Hold, {"id": hold_id}))
+        return
     removed = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
     if removed is None:
         raise UsageError(f"no hold {hold_id}; 'nodeagent hold list' lists all")
@@ -127,7 +126,24 @@ def _print_removed(hold: Hold) -> None:
 
 def _user() -> str:
     """Return the name of the user who called sudo, otherwise of the user of this process; the uid without a name."""
-    try:
-        return os.environ.get("SUDO_USER") or getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
+    return os.environ.get("SUDO_USER") or user_name()
+
+
+def list_holds(config: Path | None, options: ListOptions, *, direct: bool) -> None:
+    """Print the active holds; with ``direct`` or without a daemon they are read from the state directory.
+
+    Raises:
+        UsageError: a list option is invalid.
+        StoreError: the hold file cannot be read.
+    """
+    request = ListRequest.of(HOLDS, options)
+    document = ask("Holds", HoldList, {}, Source(config, {}, direct)) or _read_holds(config)
+    request.print(document, empty="no holds", now=SystemClock().now())
+
+
+def _read_holds(config: Path | None) -> HoldList:
+    from nodeagent.loops.clock_reading import read_clocks, stored_trust  # noqa: PLC0415 - not needed if the daemon responds
+
+    directory = load_settings(config, {}).state_directory
+    at = read_clocks(SystemClock())
+    return HoldList.of(HoldFile(directory).read(), at.wall, stored_trust(directory, at))

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.completion_scripts import SCRIPTS
-from nodeagent.cli.withdrawal import withdraw_from_cluster
+from nodeagent.cli.session import run_async
 from nodeagent.config.files import DEFAULT_PATH
-from nodeagent.errors import InhibitorError, InstallError, UsageError
+from nodeagent.errors import ConfigError, InhibitorError, InstallError, NodeAgentError, UsageError
 from nodeagent.files import create_file, replace_file
 from nodeagent.host import installation
+from nodeagent.host.commands import run
 from nodeagent.host.installation import UNIT, below
-from nodeagent.host.processes import run
 from nodeagent.host.systemd import PodSlices
+from nodeagent.model import Role
+from nodeagent.settings.loading import load
 from nodeagent.settings.models import Config
 from nodeagent.settings.reference import to_toml
 from nodeagent.text import escape, escape_lines
@@ -170,3 +172,31 @@ def _report(changes: list[tuple[str, str]]) -> None:
 def _notice(text: str) -> None:
     sys.stdout.flush()
     sys.stderr.write(f"nodeagent: {escape_lines(text)}\n")
+
+
+def withdraw_from_cluster(configuration: Path) -> list[tuple[str, str]]:
+    """Remove the agent's own conditions, taints and cordon from its Node object; return the removed and kept parts.
+
+    Without a configured API server no request is sent. A failure does not stop the uninstallation.
+    """
+    try:
+        settings = load(configuration).config.settings() if configuration.exists() else None
+    except ConfigError:
+        return [("kept", "conditions on the Node object, if any (the configuration is invalid)")]
+    if settings is None or settings.kubernetes.access is None:
+        return []
+    # These imports load OpenSSL and the API objects, which an uninstallation without a cluster does not need.
+    from nodeagent.cluster.withdrawal import withdraw  # noqa: PLC0415
+    from nodeagent.host.node import node_name  # noqa: PLC0415
+    from nodeagent.pods.role import read_role  # noqa: PLC0415
+
+    try:
+        has_kubelet = read_role(settings.role).role is Role.BESIDE_KUBELET
+        name = node_name(settings.kubelet.node_name)
+        found = run_async(withdraw(settings.kubernetes.access, name, has_kubelet=has_kubelet))
+    except NodeAgentError as error:
+        return [("kept", f"own parts of the Node object, if any ({escape(str(error))})")]
+    return [
+        *(("removed", f"{each} of Node object {name}") for each in found.removed),
+        *(("kept", each) for each in found.kept),
+    ]

@@ -6,12 +6,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.cli import gc
+from nodeagent.cli.options import Source, duration_s
 from nodeagent.cli.reading import ask
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.cli.source import Source
-from nodeagent.errors import UsageError
 from nodeagent.gc.documents import passes as documents
-from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
     from nodeagent.cli.exit_codes import ExitCode
@@ -26,10 +24,7 @@ def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> Non
         UsageError: the minimum age is not a duration.
         NodeAgentError: references cannot be read from the runtime.
     """
-    try:
-        minimum_age_s = parse_duration_s(minimum_age)
-    except ValueError as error:
-        raise UsageError(f"--minimum-age: {error}") from error
+    minimum_age_s = duration_s("--minimum-age", minimum_age)
     if request.dry_run or not request.yes:
         fields = {"minimum_age_seconds": minimum_age_s, "rooted": rooted}
         found = ask("Leaks", documents.Preview, fields, Source(request.config, request.overrides, request.direct))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.listing import ListView, Scope, count, duration, flag, identifier, since, size, text
+from nodeagent.cli.listing import ListView, Scope, count, duration, identifier, since, size, text
 from nodeagent.cli.table import done_cell, short_reference, time_cell
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nodeagent.gc.documents.history import NodeStop, PastPass
     from nodeagent.gc.documents.holds import HoldFields
     from nodeagent.gc.documents.lists import Container, Image, Pod
@@ -22,12 +20,6 @@ _SENTENCE: Final = 40
 
 def _verdict_style(row: Image | Container) -> str:
     return "red" if str(row.verdict) == "remove" else ""
-
-
-def _message(row: Image | Container) -> str:
-    from nodeagent.model.decision import sentence_of  # noqa: PLC0415 - needed only for -o wide
-
-    return sentence_of(str(row.reason.code), row.reason.details)
 
 
 def _bound(row: Image) -> str:
@@ -65,11 +57,11 @@ IMAGES: Final[ListView[Image]] = ListView(
         size("frees", "FREES", lambda row: row.frees_bytes, mark=_bound, scope=Scope.WIDE),
         since("last-used", "LAST USED", lambda row: row.last_used, missing="none seen"),
         since("first-detected", "DETECTED", lambda row: row.first_detected, first="now", scope=Scope.WIDE),
-        flag("pinned", "PINNED", lambda row: row.pinned, scope=Scope.WIDE),
+        text("pinned", "PINNED", lambda row: "true" if row.pinned else "false", scope=Scope.WIDE),
         text("origin", "ORIGIN", lambda row: row.origin or "", scope=Scope.WIDE, cut=Cut.END),
         text("verdict", "VERDICT", lambda row: str(row.verdict)),
         text("reason", "REASON", lambda row: str(row.reason.code)),
-        text("message", "MESSAGE", _message, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+        text("message", "MESSAGE", lambda row: row.reason.sentence, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
         text(
             "other-tags",
             "OTHER TAGS",
@@ -116,7 +108,7 @@ CONTAINERS: Final[ListView[Container]] = ListView(
             cut=Cut.PATH,
             brief=lambda row: short_reference(row.image),
         ),
-        text("message", "MESSAGE", _message, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+        text("message", "MESSAGE", lambda row: row.reason.sentence, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
     ),
     id=lambda row: row.id,
     name=lambda row: f"{_pod(row)}/{row.name}" if row.pod_name else row.name,
@@ -228,6 +220,3 @@ NODE_STOPS: Final[ListView[NodeStop]] = ListView(
     name=lambda row: row.id,
     style=lambda row: "" if row.end == "complete" else "red",
 )
-
-BY_OPERATION: Final[Mapping[str, ListView[Any]]] = {"Images": IMAGES, "Containers": CONTAINERS, "PodList": PODS}
-"""List view by the control API operation that returns the listed document."""

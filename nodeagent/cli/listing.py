@@ -92,11 +92,6 @@ def identifier(key: str, title: str, value: Callable[[R], str], *, scope: Scope 
     return text(key, title, value, scope=scope, texts=forms, brief=lambda row: short_id(value(row)))
 
 
-def flag(key: str, title: str, value: Callable[[R], bool], *, scope: Scope = Scope.TABLE) -> Column[R]:
-    """Return a column of Boolean values, shown as ``true`` and ``false``."""
-    return text(key, title, lambda row: "true" if value(row) else "false", scope=scope)
-
-
 def size(
     key: str,
     title: str,

@@ -1,20 +1,18 @@
 """``nodeagent images``, ``containers`` and ``pods``: every item with its verdict; filters, order and output formats.
 
-With a daemon, the modules that print a list are imported while the daemon observes the node. The rows are a field of a
-JSON document; filters and order apply to JSON and YAML output too.
+The rows are a field of a JSON document; filters and order apply to JSON and YAML output too.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import structs
 
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Line, standard_output, warn
+from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
 from nodeagent.cli.listing import ListView, Scope
-from nodeagent.cli.output import warn
-from nodeagent.cli.reading import ask, print_document
+from nodeagent.cli.reading import ask, print_document, read_preview
 from nodeagent.cli.table import EMPTY, Row, table_lines
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from nodeagent.api.codec import Document
     from nodeagent.cli.display import Display
     from nodeagent.cli.listing import ListOptions
-    from nodeagent.cli.source import Source
+    from nodeagent.cli.options import Source
     from nodeagent.gc.agent_parts import Previews
 
     D = TypeVar("D", bound=Document)
@@ -41,7 +39,7 @@ def list_images(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: a list option is invalid.
     """
-    _print("Images", lists.Images, source, options, _images, "no images")
+    _print("Images", lists.Images, IMAGES, source, options, _images)
 
 
 def list_containers(source: Source, options: ListOptions) -> None:
@@ -50,7 +48,7 @@ def list_containers(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: a list option is invalid.
     """
-    _print("Containers", lists.Containers, source, options, _containers, "no containers")
+    _print("Containers", lists.Containers, CONTAINERS, source, options, _containers)
 
 
 def list_pods(source: Source, options: ListOptions) -> None:
@@ -59,17 +57,10 @@ def list_pods(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: a list option is invalid.
     """
-    _print("PodList", lists.Pods, source, options, _pods, "no pods")
+    _print("PodList", lists.Pods, PODS, source, options, _pods)
 
 
-def read_list(
-    operation: str,
-    kind: type[D],
-    source: Source,
-    local: ReadPreviews[D],
-    *,
-    meanwhile: Callable[[], object] | None = None,
-) -> D:
+def read_list(operation: str, kind: type[D], source: Source, local: ReadPreviews[D]) -> D:
     """Return the document of an operation, from the daemon or else created by ``local``.
 
     Args:
@@ -77,35 +68,22 @@ def read_list(
         kind: type of the document.
         source: source of the document.
         local: creates the document without a daemon.
-        meanwhile: called while the daemon creates the document, or before the node is read.
     """
-    answer = ask(operation, kind, {}, source, meanwhile=meanwhile)
-    if answer is not None:
-        return answer
-    if meanwhile is not None:
-        meanwhile()
-    from nodeagent.cli.local_reading import read_preview  # noqa: PLC0415 - not needed if the daemon responds
-
-    return read_preview(source, local)
+    answer = ask(operation, kind, {}, source)
+    return read_preview(source, local) if answer is None else answer
 
 
 def _print(
     operation: str,
     kind: type[L],
+    view: ListView[Any],
     source: Source,
     options: ListOptions,
     local: ReadPreviews[L],
-    empty: str,
 ) -> None:
-    @cache
-    def request() -> ListRequest[Any]:
-        from nodeagent.cli.list_views import BY_OPERATION  # noqa: PLC0415 - imported while the daemon responds
-        from nodeagent.cli.lists import ListRequest  # noqa: PLC0415 - imported while the daemon responds
-
-        return ListRequest.of(BY_OPERATION[operation], options)
-
-    document = read_list(operation, kind, source, local, meanwhile=request)
-    request().print(document, empty=empty, now=document.observed_at)
+    request = ListRequest.of(view, options)
+    document = read_list(operation, kind, source, local)
+    request.print(document, empty=f"no {view.rows}", now=document.observed_at)
 
 
 async def _images(node: Previews) -> lists.Images:

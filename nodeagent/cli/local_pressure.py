@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.cli.watch import print_document, watching
+from nodeagent.cli.reading import show_document, watching
+from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction.plan.grammar import parse_thresholds
@@ -17,51 +17,35 @@ from nodeagent.model.pressure import MemorySource
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from nodeagent.cli.display import Line
+    from nodeagent.cli.reading import View
     from nodeagent.eviction.settings import EvictionSettings
     from nodeagent.eviction.signals import SignalLayout, SignalReadings
     from nodeagent.settings.settings import Settings
 
-    View = Callable[[Any, int | None], Iterable[Line]]
 
-
-class Request(NamedTuple):
-    """Request for readings of the eviction signals.
-
-    Attributes:
-        config: configuration file.
-        overrides: settings changed by options of the command.
-        hard: hard thresholds that replace the configured ones; empty for the configured thresholds.
-        memory_source: formula of ``memory.available``; empty for the configured formula.
-    """
-
-    config: Path | None
-    overrides: Mapping[str, str | int]
-    hard: str
-    memory_source: str
-
-
-def show_readings(request: Request, form: str, watch_s: float | None, view: View) -> bool:
+def show_readings(
+    settings: Settings, hard: str, memory_source: str, form: str, watch_s: float | None, view: View[Pressure]
+) -> bool:
     """Print the signals, every ``watch_s`` seconds or once; return whether the last reading met a threshold.
+
+    ``hard`` and ``memory_source`` are those of ``pressure.show``.
 
     Raises:
         UsageError: the hard thresholds cannot be parsed.
     """
-    settings = load_settings(request.config, request.overrides)
     chosen = settings.eviction
     try:
-        chosen = replace(chosen, thresholds=parse_thresholds(hard=request.hard)) if request.hard else chosen
+        chosen = replace(chosen, thresholds=parse_thresholds(hard=hard)) if hard else chosen
     except ValueError as error:
         raise UsageError(f"--hard: {error}") from error
-    if request.memory_source:
-        chosen = replace(chosen, memory_source=MemorySource(request.memory_source))
+    if memory_source:
+        chosen = replace(chosen, memory_source=MemorySource(memory_source))
     return run_async(_show(settings, chosen, form, watch_s, view))
 
 
-async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None, view: View) -> bool:
+async def _show(
+    settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None, view: View[Pressure]
+) -> bool:
     clock = SystemClock()
     reader = EvictionSignalReader(chosen, clock, pod_log_root=settings.pod_log_root)
     layout, problem = await _read_layout(settings, reader)
@@ -74,7 +58,7 @@ async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s
             state = found.evaluation.state
             warnings = (*((problem,) if problem else ()), *found.warnings)
             document = Pressure.of(layout, found.readings, found.evaluation, warnings, earlier)
-            print_document(document, form, view, again=again)
+            show_document(document, form, view, again=again)
             if watch_s is None:
                 return bool(found.evaluation.met)
             earlier = found.readings

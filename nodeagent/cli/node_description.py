@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nodeagent.api.codec import encode
-from nodeagent.cli.display import Line, standard_output
-from nodeagent.cli.output import warn
+from nodeagent.cli.display import Line, standard_output, warn, warning_lines
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
@@ -64,7 +63,7 @@ def describe(config: Path | None, overrides: Mapping[str, str | int], form: str,
         return
     display = standard_output()
     display.write_fitted(description_lines(node, display.columns, images=images, has_spec=spec is not None))
-    display.write(Line(f"warning: {each}", "yellow") for each in warnings)
+    display.write(warning_lines(warnings))
 
 
 async def _read(settings: Settings) -> tuple[Node, tuple[str, ...]]:

@@ -6,7 +6,7 @@ time.
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -18,12 +18,27 @@ from typer.core import TyperGroup
 from nodeagent.cli.help import example_text
 from nodeagent.cli.listing import ListOptions
 from nodeagent.errors import UsageError
+from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
     from nodeagent.cli.listing import ListView
 
 Overrides = Mapping[str, str | int]
 """Setting values from command-line options, by the key of the setting."""
+
+
+class Source(NamedTuple):
+    """Options that select the daemon or the node as the source of a command's document.
+
+    Attributes:
+        config: configuration file of the command; ``None`` for the default file.
+        overrides: settings of the command line, by key.
+        direct: whether the node is read even if a daemon is running.
+    """
+
+    config: Path | None = None
+    overrides: Mapping[str, str | int] = {}
+    direct: bool = False
 
 
 class CommandGroup(TyperGroup):
@@ -165,6 +180,18 @@ RootOption = Annotated[
 ]
 
 
+def duration_s(option: str, text: str) -> float:
+    """Return the duration given to an option, in seconds.
+
+    Raises:
+        UsageError: the text is not a duration.
+    """
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
 class SettingOption(NamedTuple):
     """An option that overrides one setting.
 
@@ -233,19 +260,31 @@ def with_setting_options(*options: SettingOption) -> Callable[[Callable[..., Non
             given = {option.key: values.pop(option.parameter) for option in options}
             command(**values, overrides={key: value for key, value in given.items() if value is not None})
 
-        own = [each for name, each in inspect.signature(command).parameters.items() if name != "overrides"]
-        added = [
-            inspect.Parameter(
-                option.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option.annotation
-            )
-            for option in options
-        ]
-        parameters = [*(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *added]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        added = [(option.parameter, option.annotation, None) for option in options]
+        _declare(run, command, added, replaced="overrides")
         return run
 
     return decorate
+
+
+def _declare(
+    run: Any,  # noqa: ANN401 - a function whose signature is set
+    command: Callable[..., None],
+    added: Iterable[tuple[str, Any, Any]],
+    *,
+    replaced: str,
+) -> None:
+    """Give ``run`` the parameters of ``command``, and others by name, annotation and default in place of one."""
+    own = [each for name, each in inspect.signature(command).parameters.items() if name != replaced]
+    parameters = [
+        *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, annotation, default in added
+        ),
+    ]
+    run.__signature__ = inspect.Signature(parameters)
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
 
 
 def with_list_options(view: "ListView[Any]") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -273,16 +312,7 @@ def with_list_options(view: "ListView[Any]") -> Callable[[Callable[..., None]], 
                 ),
             )
 
-        own = [each for name, each in inspect.signature(command).parameters.items() if name != "listing"]
-        parameters = [
-            *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own),
-            *(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-                for name, (annotation, default) in added.items()
-            ),
-        ]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        _declare(run, command, ((name, *one) for name, one in added.items()), replaced="listing")
         run.__doc__ = f"{inspect.getdoc(command)}\n\n{keys}"
         return run
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from nodeagent import __version__
 from nodeagent.api.codec import encode
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirm_removals, exit_code, note_dry_run, predicted_exit_code, run_interruptibly
-from nodeagent.cli.output import warn
 from nodeagent.cli.plan_view import decision_lines, item_heading, report_lines
+from nodeagent.cli.reading import show_document
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table, short_reference
 from nodeagent.clock import SystemClock
@@ -155,10 +155,7 @@ def diff(before: Path, after: Path, form: str) -> None:
     """Print the differences of two saved plans; exit with code 0 if all decisions are equal, otherwise with 1."""
     old, new = read_plan(before), read_plan(after)
     document = PlanDiff.of(old, new, compare(old, new))
-    if form != "table":
-        sys.stdout.write(encode(document, form))
-    else:
-        _print_differences(document)
+    show_document(document, form, _difference_lines)
     sys.exit(ExitCode.FAILED if document.differences else ExitCode.DONE)
 
 
@@ -232,13 +229,10 @@ def _show(
     display.write(lines)
 
 
-def _print_differences(document: PlanDiff) -> None:
+def _difference_lines(document: PlanDiff, columns: int | None) -> list[Line]:
     """Print the number of items per change of verdict, and the items that differ."""
-    display = standard_output()
-    columns = display.columns
     if not document.differences:
-        display.write([Line("no decisions differ")])
-        return
+        return [Line("no decisions differ")]
     changes = Counter((_status(each.before), _status(each.after)) for each in document.differences)
     counts = Table(Heading("ITEMS", right=True), "BEFORE", "AFTER")
     for (before, after), count in changes.most_common():
@@ -247,7 +241,7 @@ def _print_differences(document: PlanDiff) -> None:
     for each in document.differences:
         kind = "" if each.kind is None else each.kind.value
         items.add(kind, short_reference(each.name or ""), _status(each.before), _status(each.after))
-    display.write([*counts.lines(columns), Line(), *items.lines(columns)])
+    return [*counts.lines(columns), Line(), *items.lines(columns)]
 
 
 def _status(item: SavedItem | None) -> str:

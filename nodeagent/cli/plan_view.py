@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.display import Line
+from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.table import Heading, Table, short_id, short_reference, size, size_cell
 from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan.policy import LIMITS
@@ -122,8 +122,7 @@ def plan_lines(plan: Plan, columns: int | None, *, show_kept: bool, wide: bool =
             yield from decision_lines(plan, kept, columns, numbered=False, wide=wide)
     else:
         yield kept_summary(plan)
-    for warning in plan.warnings:
-        yield Line(f"warning: {warning}", "yellow")
+    yield from warning_lines(plan.warnings)
     yield Line()
 
 
@@ -145,8 +144,7 @@ def preview_lines(
         yield usage_line(snapshot.image_filesystem, columns, policy)
     elif snapshot.image_filesystem_error:
         yield Line(f"imagefs: {snapshot.image_filesystem_error}", "yellow")
-    for warning in snapshot.warnings:
-        yield Line(f"warning: {warning}", "yellow")
+    yield from warning_lines(snapshot.warnings)
     yield Line()
     for plan in plans:
         yield from plan_lines(plan, columns, show_kept=show_kept, wide=wide)
@@ -206,5 +204,4 @@ def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None)
     if not ended or report.end_detail:
         style = "" if ended else "yellow" if report.end in (PassEnd.SHORTFALL, PassEnd.CANCELLED) else "bold red"
         yield Line(f"{report.end.value}: {report.end_detail}", style)
-    for warning in report.warnings:
-        yield Line(f"warning: {warning}", "yellow")
+    yield from warning_lines(report.warnings)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.control_client import daemon_for_user
-from nodeagent.cli.display import Line, bar
+from nodeagent.cli.display import Line, bar, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.reading import watch_document
+from nodeagent.cli.session import load_settings
 from nodeagent.cli.signal_values import is_stall, short_amount, signal_name, used_share
 from nodeagent.cli.table import Heading, Table, size_cell
-from nodeagent.cli.watch import print_document, watching
 from nodeagent.eviction.pressure_documents import Pressure
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.cli.control_client import ControlConnection
     from nodeagent.eviction.pressure_documents import Signal
-
-    View = Callable[[Pressure, int | None], Iterator[Line]]
 
 _BAR: Final = 20
 _SHORT_BAR: Final = 6
@@ -59,25 +56,15 @@ def show(
         form, view = "table", wide_view
     own = (*overrides, *([hard] if hard else ()), *([memory_source] if memory_source else ()))
     fields = dict.fromkeys(map(str, own))
-    with daemon_for_user(config, fields, root_too=True, direct=direct, refusal_matters=False) as agent:
-        if agent is not None:
-            sys.exit(ExitCode.FAILED if _follow(agent, form, watch_s, view) else ExitCode.DONE)
-    from nodeagent.cli.local_pressure import Request, show_readings  # noqa: PLC0415 - not needed if the daemon responds
+    agent = daemon_for_user(config, fields, root_too=True, direct=direct, refusal_matters=False)
+    if agent is not None:
+        pressure = watch_document(lambda: agent.call("Pressure", Pressure), form, watch_s, view)
+        met = any(each.met for signal in pressure.signals for each in signal.thresholds)
+    else:
+        from nodeagent.cli.local_pressure import show_readings  # noqa: PLC0415 - not needed if the daemon responds
 
-    met = show_readings(Request(config, overrides, hard, memory_source), form, watch_s, view)
+        met = show_readings(load_settings(config, overrides), hard, memory_source, form, watch_s, view)
     sys.exit(ExitCode.FAILED if met else ExitCode.DONE)
-
-
-def _follow(agent: ControlConnection, form: str, watch_s: float | None, view: View) -> bool:
-    """Print the daemon's readings; return whether the last reading met a threshold."""
-    again = watch_s is not None
-    with watching(form, again=again):
-        while True:
-            pressure = agent.call("Pressure", Pressure)
-            print_document(pressure, form, view, again=again)
-            if watch_s is None:
-                return any(each.met for signal in pressure.signals for each in signal.thresholds)
-            time.sleep(watch_s)
 
 
 def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
@@ -111,8 +98,7 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
     if memory is not None and memory.disputed:
         met = ", ".join(memory.disputed)
         yield Line(f"warning: one estimate of memory meets {met}, without evidence: {memory.difference}", "yellow")
-    for warning in pressure.warnings:
-        yield Line(f"warning: {warning}", "yellow")
+    yield from warning_lines(pressure.warnings)
 
 
 def wide_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:

@@ -2,25 +2,37 @@
 
 A command reads the node with ``--direct``, without a running daemon, and if options or environment variables change
 settings, since the daemon responds by its own configuration. The command fails if the daemon refuses the request or
-returns an error. The daemon and the command create the same document.
+returns an error. The daemon and the command create the same document, which is printed once or repeatedly.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Final, TypeVar
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from nodeagent.api.codec import Document, encode
-from nodeagent.cli.source import is_client
+from nodeagent.api.client import DaemonAbsentError
+from nodeagent.api.codec import encode
+from nodeagent.cli import control_client
+from nodeagent.cli.display import standard_output
+from nodeagent.cli.session import load_settings, open_for_command, run_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 
-    from nodeagent.cli.source import ReadNode, Source
+    from nodeagent.api.codec import Document
+    from nodeagent.cli.display import Line
+    from nodeagent.cli.options import Source
+    from nodeagent.gc.agent import Agent
+    from nodeagent.gc.agent_parts import Previews
 
+    D = TypeVar("D", bound=Document)
+    ReadNode = Callable[[Agent], Coroutine[Any, Any, D]]
+    """Function that creates the document from an agent of this node; its imports are deferred."""
+    View = Callable[[D, int | None], Iterable[Line]]
 
-D = TypeVar("D", bound=Document)
 OBSERVED_WITHIN_S: Final = 300.0
 """Response timeout of an operation that observes the node, possibly after the observations of other clients."""
 
@@ -58,7 +70,6 @@ def ask(
     source: Source,
     *,
     within_s: float = OBSERVED_WITHIN_S,
-    meanwhile: Callable[[], object] | None = None,
 ) -> D | None:
     """Return the daemon's document; ``None`` if the command must read the node itself.
 
@@ -68,24 +79,19 @@ def ask(
         fields: request fields.
         source: configuration and options that select the daemon or the node.
         within_s: timeout of the daemon's response, in seconds.
-        meanwhile: called while the daemon creates the document; not called without a daemon.
 
     Raises:
         NodeAgentError: the daemon refuses the request or returns an error.
     """
-    if not is_client(source.config, source.overrides, root_too=True, direct=source.direct):
+    if not control_client.is_client(source.config, source.overrides, root_too=True, direct=source.direct):
         return None
-    from nodeagent.api.client import ControlClient, DaemonAbsentError  # noqa: PLC0415 - not needed to read the node
-    from nodeagent.cli import control_client  # noqa: PLC0415 - not needed to read the node
-
     path = control_client.find_socket(None)
     if path is None:
         return None
     try:
-        text = ControlClient(path).call(operation, fields, within_s=within_s, meanwhile=meanwhile)
+        return control_client.ControlConnection(path).call(operation, kind, fields, within_s=within_s)
     except DaemonAbsentError:
         return None
-    return control_client.decoded(text, kind)
 
 
 def read_node(source: Source, local: ReadNode[D]) -> D:
@@ -95,9 +101,26 @@ def read_node(source: Source, local: ReadNode[D]) -> D:
         ConfigError: the configuration is invalid.
         NodeAgentError: the node cannot be read.
     """
-    from nodeagent.cli.local_reading import read_document  # noqa: PLC0415 - not needed if the daemon responds
+    settings = load_settings(source.config, source.overrides)
 
-    return read_document(source, local)
+    async def observe() -> D:
+        async with open_for_command(settings, record=False) as agent:
+            return await local(agent)
+
+    return run_async(observe())
+
+
+def read_preview(source: Source, local: Callable[[Previews], Coroutine[Any, Any, D]]) -> D:
+    """Read the node for a preview and return the document of ``local``; result and errors as ``read_node``."""
+    settings = load_settings(source.config, source.overrides)
+
+    async def observe() -> D:
+        from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
+
+        async with open_previewer(settings) as previewer:
+            return await local(previewer)
+
+    return run_async(observe())
 
 
 def print_document(document: Document, form: str) -> None:
@@ -108,3 +131,43 @@ def print_document(document: Document, form: str) -> None:
     except UnicodeEncodeError:  # JSON escapes are ASCII and valid in every encoding
         text = f"{json.dumps(json.loads(text), indent=2)}\n" if form == "json" else text
     sys.stdout.write(text)
+
+
+@contextmanager
+def watching(form: str, *, again: bool) -> Iterator[None]:
+    """Use the terminal's alternate screen for a table that is printed repeatedly."""
+    if not again or form != "table":
+        yield
+        return
+    with standard_output().screen():
+        yield
+
+
+def show_document(document: D, form: str, view: View[D], *, again: bool = False) -> None:
+    """Print a document in an output format.
+
+    Args:
+        document: the document.
+        form: ``table``, ``json`` or ``yaml``.
+        view: returns the lines for the form ``table``, given the terminal width; ``None`` without a terminal.
+        again: whether a table on a terminal overwrites the previous table.
+    """
+    if form != "table":
+        print_document(document, form)
+        sys.stdout.flush()
+        return
+    display = standard_output()
+    write = display.repaint if again and display.columns is not None else display.write
+    write(view(document, display.columns))
+
+
+def watch_document(read: Callable[[], D], form: str, watch_s: float | None, view: View[D]) -> D:
+    """Read and print a document once or every ``watch_s`` seconds; return the last document."""
+    again = watch_s is not None
+    with watching(form, again=again):
+        while True:
+            document = read()
+            show_document(document, form, view, again=again)
+            if watch_s is None:
+                return document
+            time.sleep(watch_s)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from nodeagent.api.codec import DocumentError, decode, encode, encode_line
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.api.client import DaemonAbsentError
+from nodeagent.api.codec import DocumentError, decode, encode_line
+from nodeagent.cli.control_client import connected
+from nodeagent.cli.display import Line, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import warn
-from nodeagent.cli.reading import ask, print_document, read_node
+from nodeagent.cli.reading import ask, print_document, read_node, show_document
+from nodeagent.cli.session import load_settings
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.daemon.control_documents import Finding
 from nodeagent.daemon.documents import Status
@@ -24,10 +26,9 @@ from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from os import PathLike
     from typing import BinaryIO
 
-    from nodeagent.cli.source import Source
+    from nodeagent.cli.options import Source
     from nodeagent.daemon.report_document import FleetGroup, FleetNode, PlannedRemovals
     from nodeagent.gc.agent import Agent
 
@@ -150,18 +151,6 @@ _MAX_REPORTED: Final = 20
 _ROOT: Final = Path("/")
 
 
-class Merged(NamedTuple):
-    """Parsed lines of the input files.
-
-    Attributes:
-        reports: the valid reports in line order.
-        faults: file, line number and cause for each line that is not a report.
-    """
-
-    reports: list[NodeReport]
-    faults: list[str]
-
-
 def show_report(source: Source, form: str, *, doctor: bool) -> None:
     """Print the report of this node; exit with code 1 if the report has no plan because the observation failed.
 
@@ -196,40 +185,32 @@ def merge_reports(files: Sequence[Path], form: str, *, most: int) -> None:
         UsageError: a file cannot be read; nothing is printed.
         NodeAgentError: no line is a report.
     """
-    merged = _merge(files)
-    for each in merged.faults[:_MAX_REPORTED]:
+    reports, faults = _merge(files)
+    for each in faults[:_MAX_REPORTED]:
         warn(f"nodeagent: {each}")
-    if len(merged.faults) > _MAX_REPORTED:
-        warn(f"nodeagent: and {len(merged.faults) - _MAX_REPORTED} more lines that are not reports")
-    if not merged.reports:
-        count = len(merged.faults)
+    if len(faults) > _MAX_REPORTED:
+        warn(f"nodeagent: and {len(faults) - _MAX_REPORTED} more lines that are not reports")
+    if not reports:
+        count = len(faults)
         raise NodeAgentError(f"no report in {count} line{'' if count == 1 else 's'}; nothing to merge")
-    _show_fleet(Fleet.of(merged.reports, malformed=len(merged.faults)), form, most=most)
-    sys.exit(ExitCode.PARTIAL if merged.faults else ExitCode.DONE)
+    _show_fleet(Fleet.of(reports, malformed=len(faults)), form, most=most)
+    sys.exit(ExitCode.PARTIAL if faults else ExitCode.DONE)
 
 
 def _show_fleet(fleet: Fleet, form: str, *, most: int) -> None:
-    if form != "table":
-        sys.stdout.write(encode(fleet, form))
-        return
-    display = standard_output()
-    display.write(fleet_lines(fleet, display.columns, most=most))
+    show_document(fleet, form, lambda fleet, columns: fleet_lines(fleet, columns, most=most))
 
 
 async def _read_report(agent: Agent) -> NodeReport:
-    from nodeagent.cli.local_status import read_report  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.daemon.status import StatusReader, report_document  # noqa: PLC0415 - not needed if the daemon responds
 
-    return await read_report(agent)
+    return await report_document(agent, StatusReader(agent), None)
 
 
-def _with_daemon(document: NodeReport, config: str | PathLike[str] | None) -> NodeReport:
+def _with_daemon(document: NodeReport, config: Path | None) -> NodeReport:
     """Return the report of a node that this process read, with the state of the daemon that runs meanwhile."""
-    from nodeagent.api.client import DaemonAbsentError  # noqa: PLC0415 - not needed if the daemon responds
-    from nodeagent.cli.control_client import connected  # noqa: PLC0415
-
     try:
-        with connected(config) as daemon:
-            status = daemon.call("Status", Status)
+        status = connected(config).call("Status", Status)
     except DaemonAbsentError:
         return document
     except NodeAgentError as error:  # the state of a daemon that refuses the user or does not answer is unknown
@@ -240,33 +221,33 @@ def _with_daemon(document: NodeReport, config: str | PathLike[str] | None) -> No
 def _checks(source: Source) -> tuple[Finding, ...]:
     """Run the checks of ``doctor`` and return the problems and warnings."""
     from nodeagent.cli.doctor import run_checks  # noqa: PLC0415 - needed only with --doctor
-    from nodeagent.cli.session import load_settings  # noqa: PLC0415
     from nodeagent.doctor.plan.node import Verdict  # noqa: PLC0415
 
-    settings = load_settings(None if source.config is None else Path(source.config), source.overrides)
+    settings = load_settings(source.config, source.overrides)
     return tuple(
-        Finding(check=each.check, verdict=each.verdict.value, evidence=each.evidence, fix=each.fix)
+        Finding(**structs.asdict(each))
         for each in run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         if each.verdict in (Verdict.PROBLEM, Verdict.WARNING)
     )
 
 
-def _merge(files: Sequence[Path]) -> Merged:
-    """Parse the report in each line of the files; blank lines are skipped.
+def _merge(files: Sequence[Path]) -> tuple[list[NodeReport], list[str]]:
+    """Return the report in each line of the files, and the faults of the others; blank lines are skipped.
 
     Raises:
         UsageError: a file cannot be read.
     """
-    merged = Merged([], [])
+    reports: list[NodeReport] = []
+    faults: list[str] = []
     for name, lines in _inputs(files):
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                merged.reports.append(_report(line))
+                reports.append(_report(line))
             except DocumentError as error:
-                merged.faults.append(f"{name}: line {number}: {error}")
-    return merged
+                faults.append(f"{name}: line {number}: {error}")
+    return reports, faults
 
 
 def _report(line: bytes) -> NodeReport:

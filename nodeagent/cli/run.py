@@ -15,7 +15,7 @@ from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.config.files import absolute_path
 from nodeagent.daemon.supervisor import supervise
 from nodeagent.errors import ConfigError, InhibitorError
-from nodeagent.host.processes import WORKING_DIRECTORY
+from nodeagent.host.commands import WORKING_DIRECTORY
 from nodeagent.host.systemd import DescriptorStore, Notifier, PodSlices, stored_descriptor
 from nodeagent.loops.memory import configure_malloc
 from nodeagent.loops.unix_signals import ignore_hangup

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nodeagent.cli.options import OPTIONS
+
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Coroutine, Mapping
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
@@ -25,12 +27,7 @@ def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Sett
     """
     from nodeagent.settings.loading import load  # noqa: PLC0415 - not needed if the daemon responds
 
-    options = None
-    if overrides:
-        from nodeagent.cli.options import OPTIONS  # noqa: PLC0415 - imports the parser, which is loaded if overrides are set
-
-        options = OPTIONS
-    return load(path, overrides, options=options).config.settings()
+    return load(path, overrides, options=OPTIONS).config.settings()
 
 
 def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) -> AbstractAsyncContextManager[Agent]:
@@ -46,6 +43,7 @@ def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) 
 
 def run_async(work: Coroutine[object, object, T]) -> T:
     """Run a coroutine on a new event loop; return its result."""
+    import asyncio  # noqa: PLC0415 - not needed if the daemon responds
 
     async def run() -> T:
         asyncio.get_running_loop().set_exception_handler(_report_fault)

@@ -6,10 +6,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.history import stop_headline
-from nodeagent.cli.reading import ask, print_document, read
+from nodeagent.cli.reading import ask, read, show_document
+from nodeagent.cli.session import load_settings, run_async
 from nodeagent.cli.table import Heading, Table
 from nodeagent.shutdown.documents import ShutdownPlan, ShutdownStatus
 from nodeagent.text import Cut
@@ -17,10 +18,9 @@ from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from os import PathLike
     from pathlib import Path
 
-    from nodeagent.cli.source import Source
+    from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
     from nodeagent.shutdown.documents import DelayLimit
 
@@ -35,11 +35,7 @@ def rehearse(source: Source, form: str) -> None:
         RuntimeUnavailableError: the runtime does not answer.
     """
     plan = read("ShutdownPlan", ShutdownPlan, {}, source, _plan)
-    if form != "table":
-        print_document(plan, form)
-        return
-    display = standard_output()
-    display.write(shutdown_lines(plan, display.columns))
+    show_document(plan, form, shutdown_lines)
 
 
 def status(source: Source, form: str, *, limit: int) -> None:
@@ -49,11 +45,7 @@ def status(source: Source, form: str, *, limit: int) -> None:
         StoreError: the history cannot be read.
     """
     found = ask("ShutdownStatus", ShutdownStatus, {"limit": limit}, source) or _read_status(source.config, limit)
-    if form != "table":
-        print_document(found, form)
-    else:
-        display = standard_output()
-        display.write(_status_lines(found, display.columns))
+    show_document(found, form, _status_lines)
     useful = not found.enabled or (found.inhibitor.held and found.stops_at_signal)
     sys.exit(ExitCode.DONE if useful else ExitCode.FAILED)
 
@@ -67,7 +59,6 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
         ConfigError: the configuration is invalid, and no last valid settings are stored.
         NodeAgentError: no runtime is configured and none is found.
     """
-    from nodeagent.cli.session import load_settings, run_async  # noqa: PLC0415 - not needed by every command
     from nodeagent.errors import ConfigError  # noqa: PLC0415
     from nodeagent.host.processes import started_s  # noqa: PLC0415
     from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
@@ -102,13 +93,10 @@ async def _plan(agent: Agent) -> ShutdownPlan:
     return await rehearse_shutdown(agent)
 
 
-def _read_status(config: str | PathLike[str] | None, limit: int) -> ShutdownStatus:
-    from pathlib import Path  # noqa: PLC0415 - not needed if the daemon responds
-
-    from nodeagent.cli.session import load_settings, run_async  # noqa: PLC0415
+def _read_status(config: Path | None, limit: int) -> ShutdownStatus:
     from nodeagent.shutdown.document_readings import read_shutdown_status  # noqa: PLC0415
 
-    settings = load_settings(None if config is None else Path(config), {})
+    settings = load_settings(config, {})
     return run_async(read_shutdown_status(settings, limit))
 
 
@@ -137,7 +125,7 @@ def shutdown_lines(plan: ShutdownPlan, columns: int | None) -> Iterator[Line]:
             )
         yield from table.lines(columns) if phase.pods else ()
     yield Line(f"all pods stopped after {plan.ends_s:g} s at most", "bold")
-    yield from _warnings(plan.warnings)
+    yield from warning_lines(plan.warnings)
 
 
 def _status_lines(found: ShutdownStatus, columns: int | None) -> Iterator[Line]:
@@ -146,7 +134,7 @@ def _status_lines(found: ShutdownStatus, columns: int | None) -> Iterator[Line]:
     inhibitor = found.inhibitor
     yield Line(f"inhibitor lock: {'held' if inhibitor.held else 'not held'}: {inhibitor.because}")
     yield Line(f"delay limit: {_limit_text(found.limit)}")
-    yield from _warnings(found.warnings)
+    yield from warning_lines(found.warnings)
     if not found.stops:
         yield Line("no node stops recorded")
     for stop in found.stops:
@@ -182,8 +170,3 @@ def _count(pods: Sequence[object]) -> str:
 
 def _duration(seconds: float | None) -> str:
     return "no limit" if seconds is None else format_duration(seconds)
-
-
-def _warnings(warnings: tuple[str, ...]) -> Iterator[Line]:
-    for warning in warnings:
-        yield Line(f"warning: {warning}", "yellow")

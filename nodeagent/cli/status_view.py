@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import UnsetType
 
-from nodeagent.cli.display import Line
+from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.signal_values import amount, is_stall, signal_name, used_share
 from nodeagent.cli.table import Heading, Table, ago, done_cell, size_cell
 from nodeagent.gc.plan.image_protection import describe_gap
@@ -51,8 +51,7 @@ def status_view(status: Status, columns: int | None) -> Iterator[Line]:
         target = escape(hold.image or "all images")
         target = target if columns is None else fit(target, columns // 2, Cut.PATH)
         yield Line(f"hold {hold.id} on {target}, expires in {left}: {hold.why}", "cyan")
-    for warning in status.warnings:
-        yield Line(f"warning: {warning}", "yellow")
+    yield from warning_lines(status.warnings)
 
 
 def _loop_table(status: Status) -> Table:
@@ -118,8 +117,7 @@ def top_view(status: Top, columns: int | None) -> Iterator[Line]:
     more = len(pods.pods) - _PODS
     if more > 0:
         yield Line(f"and {more} more pods", "dim")
-    for warning in (*status.warnings, *pods.warnings):
-        yield Line(f"warning: {warning}", "yellow")
+    yield from warning_lines((*status.warnings, *pods.warnings))
 
 
 def _state(status: Status) -> Line:

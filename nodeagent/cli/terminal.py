@@ -1,39 +1,30 @@
 """Escaped output on a terminal.
 
 Names, labels and messages are data: their markup is never interpreted, and none of their characters controls the
-terminal. ``Text`` and ``SafeConsole`` replace the classes ``Text`` and ``Console`` of rich, which other modules
-must not use.
+terminal. ``SafeConsole`` replaces the class ``Console`` of rich, which other modules must not use.
 """
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
-from rich.text import Text as RichText
 
+from nodeagent.cli.table import short_reference
 from nodeagent.text import escape, escape_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from rich.console import ConsoleOptions, HighlighterType, JustifyMethod, OverflowMethod, RenderableType
-    from rich.style import Style
+    from rich.console import ConsoleOptions, RenderableType
+    from rich.text import Text
+
+    from nodeagent.gc.executor import Result
 
 _DOCUMENT_COLUMNS: Final = 100
-
-
-class Text(RichText):
-    """One line of styled text; every appended string is escaped."""
-
-    def __init__(self, text: str = "", style: str | Style = "") -> None:
-        super().__init__(escape(text), style)
-
-    def append(self, text: RichText | str, style: str | Style | None = None) -> RichText:
-        """Append a string after escaping, or a styled text unchanged."""
-        return super().append(escape(text) if isinstance(text, str) else text, style)
 
 
 class SafeConsole(Console):
@@ -43,30 +34,9 @@ class SafeConsole(Console):
         """Create a console on standard output or standard error; ``width`` in columns is detected if ``None``."""
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
-    def render_str(
-        self,
-        text: str,
-        *,
-        style: str | Style = "",
-        justify: JustifyMethod | None = None,
-        overflow: OverflowMethod | None = None,
-        emoji: bool | None = None,
-        markup: bool | None = None,
-        highlight: bool | None = None,
-        highlighter: HighlighterType | None = None,
-    ) -> RichText:
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - options of rich
         """Return a string as text with one style; markup and emoji codes in it are not interpreted."""
-        del emoji, markup
-        return super().render_str(
-            escape(text),
-            style=style,
-            justify=justify,
-            overflow=overflow,
-            emoji=False,
-            markup=False,
-            highlight=highlight,
-            highlighter=highlighter,
-        )
+        return super().render_str(escape(text), **{**options, "emoji": False, "markup": False})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield escaped segments; other classes of rich, such as trees, pass text to this method unescaped."""
@@ -86,12 +56,23 @@ def print_markdown(text: str) -> None:
     console.print(Markdown(text, hyperlinks=False))
 
 
-_PIPE_WIDTH = 180
+@contextmanager
+def removal_progress(total: int) -> Iterator[Callable[[Result], None]]:
+    """Show a progress bar on standard error during removals; yield the callback to call with each result."""
+    console = SafeConsole(stderr=True)
+    columns = (
+        TextColumn("removing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[last]}", markup=False),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("removing", total=total, last="")
 
+        def on_result(result: Result) -> None:
+            completed = progress.tasks[0].completed + 1
+            last = f"{result.outcome.value}: {short_reference(result.decision.name)}"
+            progress.update(task, completed=completed, total=max(total, completed), last=escape(last))
 
-def make_console(*, stderr: bool = False) -> Console:
-    """Return a console with colours only on a terminal, and with sufficient width for whole ids in a pipe."""
-    probe = SafeConsole(stderr=stderr)
-    if probe.is_terminal or os.environ.get("COLUMNS"):
-        return probe
-    return SafeConsole(stderr=stderr, width=_PIPE_WIDTH)
+        yield on_result

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nodeagent.api.codec import encode
 from nodeagent.cli.control_client import daemon_for_user
-from nodeagent.cli.display import standard_output
+from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import say, warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table, short_id, short_reference, size_cell
 from nodeagent.clock import SystemClock
@@ -29,42 +28,32 @@ _WITHIN_S = 300.0
 _MOST_NAMES = 3
 
 
-class UndoRequest(NamedTuple):
-    """The options of ``gc undo``.
-
-    Attributes:
-        pass_id: id of the pass, or the beginning of its id; empty for the newest pass.
-        only_list: whether the passes that can be undone are listed, and nothing is restored.
-        output: ``table``, ``wide``, ``json`` or ``yaml``.
-    """
-
-    pass_id: str
-    only_list: bool
-    config: Path | None
-    output: str
-    direct: bool
-
-
-def undo(request: UndoRequest) -> None:
+def undo(pass_id: str, config: Path | None, form: str, *, only_list: bool, direct: bool) -> None:
     """Restore the images removed by a pass, or list the passes that can be undone.
+
+    Args:
+        pass_id: id of the pass, or the beginning of its id; empty for the newest pass.
+        config: configuration file.
+        form: ``table``, ``wide``, ``json`` or ``yaml``.
+        only_list: whether the passes that can be undone are listed, and nothing is restored.
+        direct: whether the node is read even if a daemon is running.
 
     Raises:
         UsageError: nothing can be undone, or a pass is named with ``--list``.
         NodeAgentError: the runtime cannot undo removals, or another pass is running.
     """
-    if request.only_list:
-        if request.pass_id:
+    if only_list:
+        if pass_id:
             raise UsageError("--list lists every pass that can be undone: omit PASS")
-        _print_list(request, _listed(request))
+        _print_list(_listed(config, direct=direct), form)
         return
-    sys.exit(_print_undone(request, _undone(request)))
+    sys.exit(_print_undone(_undone(pass_id, config, direct=direct), form))
 
 
-def _listed(request: UndoRequest) -> UndoList:
-    with daemon_for_user(request.config, {}, root_too=True, direct=request.direct) as agent:
-        if agent is not None:
-            return agent.call("UndoList", UndoList, within_s=_WITHIN_S)
-    settings = load_settings(request.config, {})
+def _listed(config: Path | None, *, direct: bool) -> UndoList:
+    if (agent := daemon_for_user(config, {}, root_too=True, direct=direct)) is not None:
+        return agent.call("UndoList", UndoList, within_s=_WITHIN_S)
+    settings = load_settings(config, {})
 
     async def read() -> UndoList:
         async with open_for_command(settings, record=False) as node:
@@ -73,22 +62,21 @@ def _listed(request: UndoRequest) -> UndoList:
     return run_async(read())
 
 
-def _undone(request: UndoRequest) -> Undone:
-    with daemon_for_user(request.config, {}, root_too=True, direct=request.direct) as agent:
-        if agent is not None:
-            return agent.call("Undo", Undone, {"pass_id": request.pass_id}, within_s=_WITHIN_S)
-    settings = load_settings(request.config, {})
+def _undone(pass_id: str, config: Path | None, *, direct: bool) -> Undone:
+    if (agent := daemon_for_user(config, {}, root_too=True, direct=direct)) is not None:
+        return agent.call("Undo", Undone, {"pass_id": pass_id}, within_s=_WITHIN_S)
+    settings = load_settings(config, {})
 
     async def restore() -> Undone:
         async with open_for_command(settings, record=True, dry_run=False) as node:
-            return Undone.of(await node.undo_removals(request.pass_id))
+            return Undone.of(await node.undo_removals(pass_id))
 
     return run_async(restore())
 
 
-def _print_list(request: UndoRequest, document: UndoList) -> None:
-    if request.output not in ("table", "wide"):
-        sys.stdout.write(encode(document, request.output))
+def _print_list(document: UndoList, form: str) -> None:
+    if form not in ("table", "wide"):
+        sys.stdout.write(encode(document, form))
         return
     if not document.passes:
         warn("nothing to undo: no image removal is in its undo window")
@@ -104,7 +92,7 @@ def _print_list(request: UndoRequest, document: UndoList) -> None:
     for each in document.passes:
         left = "?" if each.until is None else format_duration(max(0.0, (each.until - now).total_seconds()))
         size = "?" if each.size_bytes is None else size_cell(each.size_bytes)
-        table.add(each.pass_id, str(len(each.images)), size, left, _names(each, wide=request.output == "wide"))
+        table.add(each.pass_id, str(len(each.images)), size, left, _names(each, wide=form == "wide"))
     display = standard_output()
     display.write(table.lines(display.columns))
 
@@ -116,10 +104,10 @@ def _names(undoable: UndoablePass, *, wide: bool) -> str:
     return f"{', '.join(shown)}{more}"
 
 
-def _print_undone(request: UndoRequest, document: Undone) -> ExitCode:
+def _print_undone(document: Undone, form: str) -> ExitCode:
     failed = sum(each.outcome is UndoOutcome.FAILED for each in document.results)
-    if request.output not in ("table", "wide"):
-        sys.stdout.write(encode(document, request.output))
+    if form not in ("table", "wide"):
+        sys.stdout.write(encode(document, form))
     else:
         for each in document.results:
             name = short_reference(each.names[0]) if each.names else short_id(each.id)

@@ -6,12 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
-from nodeagent.cli.output import say
+from nodeagent.cli.display import say
 from nodeagent.cli.reading import print_document, read
 from nodeagent.daemon.control_documents import Version
 
 if TYPE_CHECKING:
-    from nodeagent.cli.source import Source
+    from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
 
 

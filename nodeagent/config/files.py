@@ -141,9 +141,6 @@ def _is_config_map(directory: int) -> bool:
 
 
 DEFAULT_PATH: Final = Path(CONFIG_FILE)
-ENVIRONMENT_PREFIX: Final = "NODEAGENT_"
-FOREIGN_PREFIXES: Final = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
-"""Prefixes of other variables: those of the tests, and those that Kubernetes derives from a Service ``nodeagent``."""
 
 
 def read_files(path: Path | None) -> tuple[Path | None, tuple[Path, ...], dict[str, object], dict[str, str]]:

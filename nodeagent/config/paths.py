@@ -22,8 +22,10 @@ CONTROL_SOCKET = "/run/nodeagent/control.sock"
 
 
 VARIABLE = "NODEAGENT_CONTROL__SOCKET"
-_PREFIX = "NODEAGENT_"
-_NO_SETTINGS = (VARIABLE, "NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
+ENVIRONMENT_PREFIX = "NODEAGENT_"
+FOREIGN_PREFIXES = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
+"""Prefixes of other variables: those of the tests, and those that Kubernetes derives from a Service ``nodeagent``."""
+_NO_SETTINGS = (VARIABLE, *FOREIGN_PREFIXES)
 _SECTION = "control"
 _KEY = "socket"
 
@@ -51,7 +53,7 @@ def read_socket_path(config: str | None, environment: Mapping[str, str] = os.env
 
 def has_settings(environment: Mapping[str, str]) -> bool:
     """Return whether environment variables set more than the control socket."""
-    return any(name.startswith(_PREFIX) and not name.startswith(_NO_SETTINGS) for name in environment)
+    return any(name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(_NO_SETTINGS) for name in environment)
 
 
 def _in_files(config: str | None) -> str:

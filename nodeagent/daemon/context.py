@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.gc.loop import wait_for_any
 from nodeagent.loops.reload_grace import BY_RELOAD, ReloadGrace, StoredMode, grace_needed_s
 from nodeagent.loops.shutdown_announcement import ShutdownAnnouncement
 from nodeagent.pods.role import RoleWatch
@@ -14,6 +15,8 @@ from nodeagent.pods.watched import WatchedPods
 from nodeagent.telemetry.counters import Counters
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.settings.settings import Settings
 
 
+_SWAP_POLL_S: Final = 0.2
 _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 
 
@@ -142,3 +146,10 @@ class DaemonContext:
             earlier, self.settings, self._next = self.settings, self._next, None
         self.renew.clear()
         return earlier
+
+    async def wait_while(self, in_force: Callable[[], bool], seconds: float, stop: asyncio.Event) -> None:
+        """Wait for ``seconds``, or until other settings are in force or the daemon stops."""
+        if in_force():
+            await wait_for_any(seconds, stop, self.renew)
+        while self.renew.is_set() and in_force() and not stop.is_set():
+            await wait_for_any(_SWAP_POLL_S, stop)  # the swap of the settings waits for the running pass

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from nodeagent import __version__
 from nodeagent.api.codec import Document, Number, Part
-from nodeagent.api.common import Reason
+from nodeagent.api.common import Reason, RuntimeVersion
 from nodeagent.gc.documents.passes import Decision
 from nodeagent.model.decision import ItemKind
 from nodeagent.record import Time
@@ -68,15 +70,6 @@ class EffectiveConfig(Document, frozen=True, kw_only=True, tag=SchemaId.CONFIG.v
         )
 
 
-class RuntimeVersion(Part, frozen=True, kw_only=True):
-    """Name and version of the container runtime."""
-
-    name: str
-    version: str
-    api_version: str
-    endpoint: str
-
-
 class Version(Document, frozen=True, kw_only=True, tag=SchemaId.VERSION.value):
     """The versions of nodeagent and of the container runtime."""
 
@@ -86,10 +79,7 @@ class Version(Document, frozen=True, kw_only=True, tag=SchemaId.VERSION.value):
     @classmethod
     def of(cls, info: RuntimeInfo) -> Version:
         """Return the document of the agent's version and a runtime's version."""
-        runtime = RuntimeVersion(
-            name=info.name, version=info.version, api_version=info.api_version, endpoint=info.endpoint
-        )
-        return cls(nodeagent=__version__, runtime=runtime)
+        return cls(nodeagent=__version__, runtime=RuntimeVersion(**structs.asdict(info)))
 
 
 class Finding(Part, frozen=True, kw_only=True):

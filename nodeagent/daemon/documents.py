@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, UnsetType, ValidationError, convert, structs
+from msgspec import UNSET, UnsetType
 
 from nodeagent import model
 from nodeagent.api.codec import Document, Number, Part
-from nodeagent.api.common import Filesystem
 from nodeagent.eviction.pressure_documents import PodUsage, Signal
 from nodeagent.gc.documents.holds import HoldFields
 from nodeagent.record import Time
@@ -45,10 +43,6 @@ class AgentStatus(Part, frozen=True, kw_only=True):
     def problems(self) -> tuple[str, ...]:
         """Reasons that the daemon is not ready; empty if it is ready or not running."""
         return self.not_ready_because if isinstance(self.not_ready_because, tuple) else ()
-
-    def uptime_s(self, now: datetime) -> float:
-        """Return the seconds since the daemon started; 0 if it is not running."""
-        return max(0.0, (now - self.started_at).total_seconds()) if isinstance(self.started_at, datetime) else 0.0
 
 
 class PauseStatus(Part, frozen=True, kw_only=True):
@@ -146,31 +140,6 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
     inodes_free: int | UnsetType = UNSET
     observed_at: Time | UnsetType = UNSET
     problem: str | UnsetType = UNSET
-
-    @property
-    def reading(self) -> Filesystem | None:
-        """The reading of the filesystem; ``None`` if it could not be read."""
-        try:
-            return convert(self, Filesystem, from_attributes=True)
-        except ValidationError:
-            return None
-
-    def with_reading(self, reading: Filesystem) -> FilesystemStatus:
-        """Return this filesystem with its reading."""
-        return structs.replace(
-            self,
-            path=reading.path,
-            capacity_bytes=reading.capacity_bytes,
-            available_bytes=reading.available_bytes,
-            used_percent=reading.used_percent,
-            inodes=reading.inodes,
-            inodes_free=reading.inodes_free,
-            observed_at=reading.observed_at,
-        )
-
-    def with_problem(self, problem: str) -> FilesystemStatus:
-        """Return this filesystem with the cause of a missing reading."""
-        return structs.replace(self, problem=problem)
 
 
 class ObservationGap(Part, frozen=True, kw_only=True):

@@ -52,13 +52,8 @@ class _PartialEffect:
     problems: list[str] = field(default_factory=list)
 
 
-async def find_effect(agent: Agent, earlier: Settings, *, within_s: float = WITHIN_S) -> Effect:
-    """Return the effect of an agent's settings; a timeout and other failures become its ``problem``."""
-    return await _bounded(agent.settings, lambda partial: _find(agent, earlier, partial), within_s)
-
-
 async def preview_effect(settings: Settings, earlier: Settings, context: DaemonContext) -> Effect:
-    """Return the effect of settings that are not in force, from a separate agent; see ``find_effect``."""
+    """Return the effect of settings that are not in force, from a separate agent; a failure becomes its ``problem``."""
 
     async def find(partial: _PartialEffect) -> None:
         opened = open_agent(
@@ -90,7 +85,8 @@ async def log_reload_effect(
     Returns:
         The effect; ``None`` if ``stop`` was set first.
     """
-    effect = await until_stopped(find_effect(agent, earlier, within_s=within_s), stop)
+    search = _bounded(agent.settings, lambda partial: _find(agent, earlier, partial), within_s)
+    effect = await until_stopped(search, stop)
     if effect is not None:
         log_effect(effect, logger)
     return effect

@@ -8,6 +8,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from nodeagent import __version__
 from nodeagent.api.common import Filesystem
 from nodeagent.daemon.documents import (
@@ -115,7 +117,7 @@ class StatusReader:
         if done:
             return await reading
         late = f"not read: a filesystem does not answer within {_READ_WITHIN_S:g} s"
-        return tuple(each.with_problem(late) for each in filesystems)
+        return tuple(structs.replace(each, problem=late) for each in filesystems)
 
     async def _other_image_filesystems(self) -> tuple[ImageFilesystem, ...]:
         """Return the additional image filesystems; the last known list if the runtime does not answer."""
@@ -349,14 +351,14 @@ def _filesystems(agent: Agent, layout: SignalLayout, others: Sequence[ImageFiles
 
 
 def _read_usage(agent: Agent, filesystems: tuple[FilesystemStatus, ...]) -> tuple[FilesystemStatus, ...]:
-    return tuple(_with_usage(agent, each) for each in filesystems)
-
-
-def _with_usage(agent: Agent, filesystem: FilesystemStatus) -> FilesystemStatus:
-    try:
-        return filesystem.with_reading(Filesystem.of(read_filesystem(filesystem.path, agent.clock)))
-    except ObservationError as error:
-        return filesystem.with_problem(str(error))
+    found = []
+    for each in filesystems:
+        try:
+            reading = Filesystem.of(read_filesystem(each.path, agent.clock))
+            found.append(structs.replace(each, **structs.asdict(reading)))
+        except ObservationError as error:
+            found.append(structs.replace(each, problem=str(error)))
+    return tuple(found)
 
 
 def _loops(context: DaemonContext | None) -> tuple[LoopStatus, ...]:

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from nodeagent.gc.executor import PassReport, Result
     from nodeagent.gc.loop import Pass
     from nodeagent.gc.pass_state import Preview
-    from nodeagent.gc.plan.breakdown import Breakdown
     from nodeagent.settings.settings import Settings
 
 STOP_WITHIN_S = 8.0
@@ -361,11 +360,8 @@ async def log_breakdown(agent: Agent, report: PassReport, logger: FilteringBound
     except NodeAgentError as error:
         logger.warning("imagefs_breakdown_failed", error=str(error))
         return
-    logger.warning("imagefs_breakdown", pass_id=report.id, hint="nodeagent du --details", **_sizes(breakdown))
-
-
-def _sizes(breakdown: Breakdown) -> dict[str, int]:
-    return {f"{part.replace('-', '_')}_bytes": size for part, size in describe(breakdown).items()}
+    sizes = {f"{part.replace('-', '_')}_bytes": size for part, size in describe(breakdown).items()}
+    logger.warning("imagefs_breakdown", pass_id=report.id, hint="nodeagent du --details", **sizes)
 
 
 async def _once(run_pass: Pass, logger: FilteringBoundLogger, context: DaemonContext) -> PassEnd:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from nodeagent.host.processes import run
+from nodeagent.host.commands import run
 from nodeagent.record import Record
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ def find_running(known: Collection[str], clock: Clock, root: Path = Path("/")) -
     running = {
         container_id
         for container_id, pattern, path in found
-        if pattern in trusted and (container_id in known or _has_process(path))
+        if pattern in trusted and (container_id in known or _is_populated(path))
     }
     return frozenset(running), bool(trusted)
 
@@ -131,21 +131,6 @@ def _walk(base: Path, clock: Clock, unread: list[str] | None = None) -> Iterator
             else:
                 unread.append(path)
     unread.extend(each for each, _, _ in stack)
-
-
-def _has_process(path: str) -> bool:
-    """Return whether a cgroup or a descendant has a process; false for a removed cgroup."""
-    try:
-        return "populated 1" in Path(path, "cgroup.events").read_text(encoding="ascii")
-    except OSError:
-        pass
-    for directory, _, _ in os.walk(path):
-        try:
-            if Path(directory, "cgroup.procs").read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
 
 
 _READ_BYTES: Final = 65536

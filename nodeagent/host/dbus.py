@@ -39,30 +39,6 @@ class BusCallError(InhibitorError):
         super().__init__(f"{member} failed: {text} ({name})" if text else f"{member} failed: {name}")
 
 
-class Descriptor:
-    """An owned file descriptor: closed on exec, and closed exactly once."""
-
-    def __init__(self, number: int) -> None:
-        """Take ownership of a descriptor.
-
-        Raises:
-            OSError: the descriptor is not open.
-        """
-        os.set_inheritable(number, False)
-        self._number: int | None = number
-
-    @property
-    def number(self) -> int | None:
-        """Number of the file descriptor; ``None`` after :meth:`close`."""
-        return self._number
-
-    def close(self) -> None:
-        """Close the descriptor; a second call has no effect, since the number may refer to another file by then."""
-        number, self._number = self._number, None
-        if number is not None:
-            os.close(number)
-
-
 class Bus:
     """A D-Bus connection as an async context manager. A lost connection is not reopened."""
 
@@ -228,8 +204,8 @@ class LogindFacts(Record):
     inhibitors: tuple[InhibitorEntry, ...]
 
 
-async def acquire_lock(bus: Bus, who: str, why: str) -> Descriptor:
-    """Acquire a delay inhibitor lock for shutdowns, which is held while the descriptor or a copy is open.
+async def acquire_lock(bus: Bus, who: str, why: str) -> int:
+    """Acquire a delay inhibitor lock for shutdowns, held while the returned descriptor or a copy is open.
 
     Raises:
         BusCallError: logind refuses; ``IN_PROGRESS`` during a shutdown.
@@ -241,7 +217,8 @@ async def acquire_lock(bus: Bus, who: str, why: str) -> Descriptor:
     if reply.signature != "h" or len(reply.unix_fds) != 1:
         close_all(reply)
         raise InhibitorError("invalid answer of Inhibit: not one descriptor")
-    return Descriptor(reply.unix_fds[0])
+    os.set_inheritable(reply.unix_fds[0], False)
+    return int(reply.unix_fds[0])
 
 
 async def read_logind(address: str = "", *, deadline_s: float = 5.0) -> LogindFacts:
@@ -326,25 +303,21 @@ class DelayLock:
         """
         self._who = who
         self._why = why
-        self._descriptor = _adopt(adopted)
-        self._acquired_here = False
-
-    @property
-    def number(self) -> int | None:
+        self.number = _adopt(adopted)
         """File descriptor of the lock; ``None`` without a lock."""
-        return None if self._descriptor is None else self._descriptor.number
+        self._acquired_here = False
 
     async def acquire(self, bus: Bus) -> None:
         """Acquire a lock, then close the former lock. Raises as :func:`nodeagent.host.dbus.acquire_lock`."""
         new = await acquire_lock(bus, self._who, self._why)
         self.release()
-        self._descriptor, self._acquired_here = new, True
+        self.number, self._acquired_here = new, True
 
     def release(self) -> None:
-        """Release the lock by closing its descriptor; no effect without a lock."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            descriptor.close()
+        """Release the lock by closing its descriptor once: later, the number may refer to another file."""
+        number, self.number = self.number, None
+        if number is not None:
+            os.close(number)
 
     def check(self, entries: Iterable[InhibitorEntry], own_pid: int) -> None:
         """Check that logind lists the lock and reads its other end.
@@ -370,14 +343,14 @@ class DelayLock:
             raise InhibitorError("logind no longer reads the agent's lock")
 
 
-def _adopt(number: int | None) -> Descriptor | None:
-    """Return an owned descriptor; ``None`` without a number, or if the descriptor is not open."""
-    if number is None:
-        return None
+def _adopt(number: int | None) -> int | None:
+    """Return an open descriptor, closed on exec; ``None`` without a number, or if the descriptor is not open."""
     try:
-        return Descriptor(number)
+        if number is not None:
+            os.set_inheritable(number, False)
     except OSError:
         return None
+    return number
 
 
 def _has_no_reader(number: int) -> bool:

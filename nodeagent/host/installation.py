@@ -25,7 +25,7 @@ from nodeagent import __version__
 from nodeagent.config.files import open_trusted
 from nodeagent.errors import ConfigError, InstallError, NodeAgentError, UsageError
 from nodeagent.files import replace_file
-from nodeagent.host.processes import run
+from nodeagent.host.commands import run
 from nodeagent.parsing import parse_json
 
 if TYPE_CHECKING:

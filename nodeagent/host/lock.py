@@ -12,11 +12,11 @@ from nodeagent.host.node import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
-@contextmanager
-def process_lock(path: Path) -> Iterator[str]:
+def process_lock(path: Path) -> AbstractContextManager[str]:
     """Hold the lock file during a pass, so that a command and the daemon never remove items at the same time.
 
     The kernel releases the lock when the process ends. Yields a warning, which is empty unless the file cannot be
@@ -26,8 +26,7 @@ def process_lock(path: Path) -> Iterator[str]:
     Raises:
         PassBusyError: another process has locked the file; the text contains its PID.
     """
-    with _locked(path, "another pass is running on this node (pid {pid}); try again later") as warning:
-        yield warning
+    return _locked(path, "another pass is running on this node (pid {pid}); try again later")
 
 
 def lock_identity(path: Path) -> str:
@@ -42,8 +41,7 @@ def lock_identity(path: Path) -> str:
     return f"{boot_id()} {found.st_dev}:{found.st_ino}"
 
 
-@contextmanager
-def daemon_lock(state_directory: Path) -> Iterator[str]:
+def daemon_lock(state_directory: Path) -> AbstractContextManager[str]:
     """Hold the daemon lock of a state directory; two daemons would each evict a pod for the same shortage.
 
     Yields a warning as :func:`process_lock`.
@@ -52,8 +50,7 @@ def daemon_lock(state_directory: Path) -> Iterator[str]:
         PassBusyError: another daemon holds the lock; the text contains its PID.
     """
     text = f"another daemon (pid {{pid}}) is running with state directory {state_directory}; stop it first"
-    with _locked(state_directory / "daemon.lock", text) as warning:
-        yield warning
+    return _locked(state_directory / "daemon.lock", text)
 
 
 @contextmanager

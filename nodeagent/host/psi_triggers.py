@@ -60,19 +60,9 @@ class PressureTriggers:
             stall_us: stall time in microseconds, at most the window.
             window_us: window in microseconds, from half a second to ten seconds.
         """
+        trigger = f"some {stall_us} {window_us}\0".encode()
         path = self._root / "proc/pressure" / resource
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            return _fault(path, error)
-        try:
-            os.write(descriptor, f"some {stall_us} {window_us}\0".encode())
-            self._epoll.register(descriptor, select.EPOLLPRI)
-        except OSError as error:
-            os.close(descriptor)
-            return _fault(path, error)
-        self._names[descriptor] = f"{resource} stall"
-        return ""
+        return self._add(f"{resource} stall", path, os.O_RDWR, lambda each: os.write(each, trigger))
 
     def add_memory_events(self) -> str:
         """Register for memory events of pods, such as OOM kills; return the fault, empty on success.
@@ -86,17 +76,21 @@ class PressureTriggers:
         path = next((each for name in _KUBEPODS if (each := base / name / "memory.events").exists()), None)
         if path is None:
             return f"{base}: no pod cgroup with memory.events"
+        # EPOLLPRI fires on changes since this read
+        return self._add(MEMORY_EVENTS, path, os.O_RDONLY, lambda each: os.read(each, _READ_BYTES))
+
+    def _add(self, name: str, path: Path, mode: int, prepare: Callable[[int], object]) -> str:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             return _fault(path, error)
         try:
-            os.read(descriptor, _READ_BYTES)  # EPOLLPRI fires on changes since this read
+            prepare(descriptor)
             self._epoll.register(descriptor, select.EPOLLPRI)
         except OSError as error:
             os.close(descriptor)
             return _fault(path, error)
-        self._names[descriptor] = MEMORY_EVENTS
+        self._names[descriptor] = name
         return ""
 
     def attach(self) -> None:

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.files import replace_file
+from nodeagent.host.commands import run
 from nodeagent.host.logind_config import parse_span_us
 from nodeagent.host.node import boot_id
-from nodeagent.host.processes import run
 from nodeagent.record import Record
 from nodeagent.text import escape
 from nodeagent.units import USEC_INFINITY
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Mapping
 
 STOPPING: Final = "stopping"
@@ -161,7 +160,7 @@ class PodSlices:
         unknown_but_unused = not state and not any(each.exists() for each in self._paths)
         if state == "no" or unknown_but_unused or _systemctl_output("is-system-running") == STOPPING:
             return
-        done = _run("daemon-reload", within_s=_RESTART_WITHIN_S)
+        done = run("systemctl", "daemon-reload", within_s=_RESTART_WITHIN_S)
         if done is None or done.returncode:
             raise InhibitorError(f"cannot reload systemd: {done.stderr.strip() if done else 'no answer'}")
 
@@ -192,7 +191,7 @@ class LogindUnit:
         Raises:
             InhibitorError: systemd did not restart logind.
         """
-        done = _run("restart", _LOGIND, within_s=_RESTART_WITHIN_S)
+        done = run("systemctl", "restart", _LOGIND, within_s=_RESTART_WITHIN_S)
         if done is None or done.returncode:
             raise InhibitorError(f"cannot restart {_LOGIND}: {done.stderr.strip() if done else 'no answer'}")
 
@@ -204,10 +203,6 @@ def _systemctl_output(*words: str) -> str:
 def _output(*words: str) -> str:
     done = run(*words, within_s=_WITHIN_S)
     return done.stdout.strip() if done is not None else ""
-
-
-def _run(*words: str, within_s: float) -> subprocess.CompletedProcess[str] | None:
-    return run("systemctl", *words, within_s=within_s)
 
 
 _MAX_STATUS: Final = 800
@@ -247,10 +242,6 @@ class Notifier:
     def stopping(self) -> None:
         """Report the start of the shutdown of this process."""
         self._send("STOPPING=1")
-
-    def status(self, text: str) -> None:
-        """Report the status line that ``systemctl status`` shows."""
-        self._send("", text)
 
     def alive(self) -> None:
         """Feed the watchdog."""

@@ -15,7 +15,8 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, get_origin
 
-from nodeagent.config.files import ENVIRONMENT_PREFIX, FOREIGN_PREFIXES, read_files
+from nodeagent.config.files import read_files
+from nodeagent.config.paths import ENVIRONMENT_PREFIX, FOREIGN_PREFIXES
 from nodeagent.config.validation import InvalidDocumentError, convert, settings_of, value_of
 from nodeagent.errors import ConfigError, StoreError
 from nodeagent.files import read_file, replace_file
@@ -225,7 +226,6 @@ def _value(value: object) -> str:
 
 STATE: Final = Path("/var/lib/nodeagent")
 """State directory used if the configuration is unreadable."""
-_FILE: Final = "last-settings.toml"
 
 
 def standby_settings(
@@ -239,7 +239,7 @@ def standby_settings(
         has_lock: whether an earlier run of the agent left its inhibitor lock.
         directory: state directory with the last valid settings.
     """
-    path = directory / _FILE
+    path = directory / FILE_NAME
     try:
         loaded = load(path, {}, environment={}) if path.exists() else None
     except (ConfigError, OSError):  # file of another version, or damaged

@@ -24,7 +24,6 @@ from nodeagent.eviction.settings import EvictionSection
 from nodeagent.gc.settings import ContainerGCSection, ImageGCSection, ProtectSection, gc_policy
 from nodeagent.model import Role
 from nodeagent.pods.settings import KubeletSection
-from nodeagent.record import field
 from nodeagent.settings.endpoints import ControlSection, MetricsSection
 from nodeagent.settings.settings import Settings
 from nodeagent.shutdown.settings import ShutdownSection
@@ -122,33 +121,23 @@ class Config(Section):
             "restarts at the end of the pause. 0 disables."
         ),
     ] = "60s"
-    runtime: Annotated[RuntimeSection, about("Access to the container runtime.")] = field(
-        default_factory=RuntimeSection
-    )
-    image_gc: Annotated[ImageGCSection, about("Removal of unused images.")] = field(default_factory=ImageGCSection)
+    runtime: Annotated[RuntimeSection, about("Access to the container runtime.")] = RuntimeSection()
+    image_gc: Annotated[ImageGCSection, about("Removal of unused images.")] = ImageGCSection()
     container_gc: Annotated[
         ContainerGCSection, about("Removal of dead containers, empty sandboxes and old pod logs.")
-    ] = field(default_factory=ContainerGCSection)
-    eviction: Annotated[EvictionSection, about("Pod eviction under node pressure.")] = field(
-        default_factory=EvictionSection
+    ] = ContainerGCSection()
+    eviction: Annotated[EvictionSection, about("Pod eviction under node pressure.")] = EvictionSection()
+    kubelet: Annotated[KubeletSection, about("Sources of pod facts that CRI lacks.")] = KubeletSection()
+    kubernetes: Annotated[KubernetesSection, about("Node object and access to the Kubernetes API server.")] = (
+        KubernetesSection()
     )
-    kubelet: Annotated[KubeletSection, about("Sources of pod facts that CRI lacks.")] = field(
-        default_factory=KubeletSection
-    )
-    kubernetes: Annotated[KubernetesSection, about("Node object and access to the Kubernetes API server.")] = field(
-        default_factory=KubernetesSection
-    )
-    shutdown: Annotated[ShutdownSection, about("Graceful shutdown of the node.")] = field(
-        default_factory=ShutdownSection
-    )
-    protect: Annotated[ProtectSection, about("Images protected from removal.")] = field(default_factory=ProtectSection)
-    state: Annotated[StateSection, about("State of the agent.")] = field(default_factory=StateSection)
-    history: Annotated[HistorySection, about("Retention of the history.")] = field(default_factory=HistorySection)
-    control: Annotated[ControlSection, about("Control API of the daemon.")] = field(default_factory=ControlSection)
-    log: Annotated[LogSection, about("Log of the agent, on standard error.")] = field(default_factory=LogSection)
-    metrics: Annotated[MetricsSection, about("Endpoint of metrics and health checks.")] = field(
-        default_factory=MetricsSection
-    )
+    shutdown: Annotated[ShutdownSection, about("Graceful shutdown of the node.")] = ShutdownSection()
+    protect: Annotated[ProtectSection, about("Images protected from removal.")] = ProtectSection()
+    state: Annotated[StateSection, about("State of the agent.")] = StateSection()
+    history: Annotated[HistorySection, about("Retention of the history.")] = HistorySection()
+    control: Annotated[ControlSection, about("Control API of the daemon.")] = ControlSection()
+    log: Annotated[LogSection, about("Log of the agent, on standard error.")] = LogSection()
+    metrics: Annotated[MetricsSection, about("Endpoint of metrics and health checks.")] = MetricsSection()
 
     def settings(self) -> Settings:
         """Return the settings of a valid configuration."""

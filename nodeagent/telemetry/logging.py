@@ -190,34 +190,29 @@ class Subscription:
         self._available.set()
 
 
-class _JournalRenderer:
-    """Renderer that sends events to journald; an entry that journald rejects is written as a JSON line."""
+def _journal_renderer(journal: Journal) -> structlog.typing.Processor:
+    """Return a renderer that sends events to journald, and returns a JSON line for an entry that journald rejects."""
+    line = structlog.processors.JSONRenderer(serializer=to_json)
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._line = structlog.processors.JSONRenderer(serializer=to_json)
-
-    def __call__(
-        self, logger: object, name: str, values: structlog.typing.EventDict
-    ) -> str | bytes | structlog.typing.EventDict:
-        if self._journal.send(journal_fields(values)):
+    def render(logger: object, name: str, values: structlog.typing.EventDict) -> str | bytes:
+        if journal.send(journal_fields(values)):
             raise structlog.DropEvent
-        return self._line(logger, name, values)
+        return line(logger, name, values)
+
+    return render
 
 
-class _EventPublisher:
-    """Processor that publishes each event on the bus, then drops repetitions and events below the configured level."""
+def _event_publisher(least: int) -> structlog.typing.Processor:
+    """Return a processor that publishes each event, then drops repetitions and events below a level."""
 
-    def __init__(self, level: int) -> None:
-        self._level = level
-
-    def __call__(self, logger: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        del logger
+    def published(_: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
         publish(values)
         level = "debug" if values.get(REPEATED) else "error" if name == "exception" else name
-        if _LEVELS[level] < self._level:
+        if _LEVELS[level] < least:
             raise structlog.DropEvent
         return values
+
+    return published
 
 
 def _escape_values(logger: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -327,7 +322,7 @@ def configure(form: str, level: str, stream: TextIO | None = None) -> FilteringB
     console = form == "console" or (form == "auto" and out.isatty())
     renderer: structlog.typing.Processor
     if form == "journal" or (form == "auto" and stream is None and is_connected_to_stderr()):
-        renderer = _JournalRenderer(Journal())
+        renderer = _journal_renderer(Journal())
     elif console:
         renderer = structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=_write_traceback)
     else:
@@ -338,7 +333,7 @@ def configure(form: str, level: str, stream: TextIO | None = None) -> FilteringB
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *([] if console else [structlog.processors.format_exc_info]),
-            _EventPublisher(_LEVELS[level]),
+            _event_publisher(_LEVELS[level]),
             *([_escape_values] if console else []),
             renderer,
         ],

@@ -34,7 +34,7 @@ _PATHS = {
 _WITHDRAW = """
 import sys
 from pathlib import Path
-from nodeagent.cli.withdrawal import withdraw_from_cluster
+from nodeagent.cli.install import withdraw_from_cluster
 print(withdraw_from_cluster(Path(sys.argv[1])))
 """
 

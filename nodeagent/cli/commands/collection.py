@@ -1,5 +1,6 @@
 """Commands that remove images, containers and leaks, save and apply plans, and place holds."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,7 @@ from nodeagent.cli.options import (
     Overrides,
     PlanOutput,
     PlanOutputOption,
+    SettingOption,
     YesOption,
     at_endpoint,
     named_file,
@@ -50,64 +52,51 @@ hold_app = typer.Typer(
 )
 
 
+def _collects(scope: str, *options: SettingOption) -> Callable[[Callable[[], None]], Callable[..., None]]:
+    """Return a decorator that makes a function, which only has the help text, the command that collects a scope."""
+
+    @with_setting_options(*options)
+    def run(
+        config: ConfigOption = None,
+        endpoint: EndpointOption = None,
+        dry_run: DryRunOption = False,
+        yes: YesOption = False,
+        output: PlanOutputOption = PlanOutput.TABLE,
+        kept: KeptOption = False,
+        direct: DirectOption = False,
+        *,
+        overrides: Overrides,
+    ) -> None:
+        from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
+
+        collect(Request(scope, config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct))
+
+    def decorate(command: Callable[[], None]) -> Callable[..., None]:
+        run.__doc__ = command.__doc__
+        return run
+
+    return decorate
+
+
 @gc_app.command("images", epilog=EPILOG)
-@with_setting_options(*IMAGE_GC)
-def gc_images(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    output: PlanOutputOption = PlanOutput.TABLE,
-    kept: KeptOption = False,
-    direct: DirectOption = False,
-    *,
-    overrides: Overrides,
-) -> None:
+@_collects("images", *IMAGE_GC)
+def gc_images() -> None:
     """Remove unused images, least recently used first.
 
     Removal starts when the usage of imagefs reaches the high threshold, and stops at the low threshold.
     """
-    from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
-
-    collect(Request("images", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct))
 
 
 @gc_app.command("containers", epilog=EPILOG)
-@with_setting_options(*CONTAINER_GC)
-def gc_containers(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    output: PlanOutputOption = PlanOutput.TABLE,
-    kept: KeptOption = False,
-    direct: DirectOption = False,
-    *,
-    overrides: Overrides,
-) -> None:
+@_collects("containers", *CONTAINER_GC)
+def gc_containers() -> None:
     """Remove dead containers, empty sandboxes, orphaned logs."""
-    from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
-
-    collect(Request("containers", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct))
 
 
 @gc_app.command("all", epilog=EPILOG)
-@with_setting_options(*IMAGE_GC, *CONTAINER_GC)
-def gc_all(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    output: PlanOutputOption = PlanOutput.TABLE,
-    kept: KeptOption = False,
-    direct: DirectOption = False,
-    *,
-    overrides: Overrides,
-) -> None:
+@_collects("all", *IMAGE_GC, *CONTAINER_GC)
+def gc_all() -> None:
     """Remove dead containers, sandboxes, logs, unused images."""
-    from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
-
-    collect(Request("all", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct))
 
 
 @gc_app.command("leaks", epilog=EPILOG)
@@ -152,9 +141,9 @@ def gc_undo(
     Images removed by age, and all images removed by commands, can be restored within image_gc.undo_window. Their disk
     space is freed afterwards, or earlier if a pass needs more space. Images that were pulled again are not changed.
     """
-    from nodeagent.cli.undo import UndoRequest, undo  # noqa: PLC0415
+    from nodeagent.cli.undo import undo  # noqa: PLC0415
 
-    undo(UndoRequest(pass_id, only_list, config, output.value, direct))
+    undo(pass_id, config, output.value, only_list=only_list, direct=direct)
 
 
 class PlanScope(StrEnum):
@@ -255,9 +244,9 @@ def hold_add(
 @with_list_options(HOLDS)
 def hold_list(config: ConfigOption = None, direct: DirectOption = False, *, listing: ListOptions) -> None:
     """List the active holds."""
-    from nodeagent.cli.hold_list import show  # noqa: PLC0415
+    from nodeagent.cli.hold import list_holds  # noqa: PLC0415
 
-    show(config, listing, direct=direct)
+    list_holds(config, listing, direct=direct)
 
 
 @hold_app.command("remove", epilog=EPILOG)

@@ -19,6 +19,7 @@ from nodeagent.cli.options import (
     OutputOption,
     PlanOutput,
     PlanOutputOption,
+    Source,
     at_endpoint,
     with_list_options,
 )
@@ -41,7 +42,6 @@ def images(
     """
     from nodeagent.cli.explain import image_tree  # noqa: PLC0415
     from nodeagent.cli.lists import list_images  # noqa: PLC0415
-    from nodeagent.cli.source import Source  # noqa: PLC0415
 
     show = image_tree if tree else list_images
     show(Source(config, at_endpoint(endpoint), direct), listing)
@@ -62,7 +62,6 @@ def du(
     The categories are images in use, unused images, dead containers, logs, volumes, leaks, and other data.
     """
     from nodeagent.cli.du import show  # noqa: PLC0415
-    from nodeagent.cli.source import Source  # noqa: PLC0415
 
     show(Source(config, at_endpoint(endpoint), direct), output.value, details=details, timeout=timeout)
 
@@ -73,7 +72,6 @@ def containers(
 ) -> None:
     """List containers with pod, state, age and verdict."""
     from nodeagent.cli.lists import list_containers  # noqa: PLC0415
-    from nodeagent.cli.source import Source  # noqa: PLC0415
 
     list_containers(Source(config, at_endpoint(endpoint), direct), listing)
 
@@ -87,7 +85,6 @@ def pods(
     SANDBOXES shows ready/total sandboxes, CONTAINERS shows running/total containers.
     """
     from nodeagent.cli.lists import list_pods  # noqa: PLC0415
-    from nodeagent.cli.source import Source  # noqa: PLC0415
 
     list_pods(Source(config, at_endpoint(endpoint), direct), listing)
 
@@ -178,7 +175,6 @@ def explain(
     [NAMESPACE/]NAME. Past removals are listed too.
     """
     from nodeagent.cli.explain import show  # noqa: PLC0415
-    from nodeagent.cli.source import Source  # noqa: PLC0415
 
     show(Source(config, at_endpoint(endpoint), direct), item, output.value)
 
@@ -244,7 +240,6 @@ def report(
     each node is counted. Lines that are not reports are listed on standard error; the exit code is then 3.
     """
     from nodeagent.cli.report import merge_reports, show_report  # noqa: PLC0415
-    from nodeagent.cli.source import Source  # noqa: PLC0415
 
     if merge:
         if doctor or direct or config is not None or endpoint is not None:
@@ -306,7 +301,6 @@ def version(
     direct: DirectOption = False,
 ) -> None:
     """Show the versions of the agent and the runtime."""
-    from nodeagent.cli.source import Source  # noqa: PLC0415
     from nodeagent.cli.version import show_version  # noqa: PLC0415
 
     show_version(Source(config, at_endpoint(endpoint), direct), output.value)

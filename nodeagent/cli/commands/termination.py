@@ -11,6 +11,7 @@ from nodeagent.cli.options import (
     EndpointOption,
     Output,
     OutputOption,
+    Source,
     at_endpoint,
     refuse_options_before_subcommand,
 )
@@ -40,7 +41,6 @@ def evict(
     memory.available=50Mi or nodefs.available=5%. This command evicts nothing; the daemon evicts by the same rules.
     """
     from nodeagent.cli.evict import preview  # noqa: PLC0415
-    from nodeagent.cli.source import Source  # noqa: PLC0415
     from nodeagent.errors import UsageError  # noqa: PLC0415
 
     if not dry_run and not simulate:
@@ -69,7 +69,6 @@ def shutdown(
     if not dry_run:
         raise UsageError("nothing is shut down by this command: add --dry-run for the timeline, or 'status'")
     from nodeagent.cli.shutdown import rehearse  # noqa: PLC0415
-    from nodeagent.cli.source import Source  # noqa: PLC0415
 
     rehearse(Source(config, at_endpoint(endpoint), direct), output.value)
 
@@ -85,7 +84,6 @@ def shutdown_status(
 ) -> None:
     """Show inhibitor lock, logind limit and past node stops."""
     from nodeagent.cli.shutdown import status  # noqa: PLC0415
-    from nodeagent.cli.source import Source  # noqa: PLC0415
 
     status(Source(config, {}, direct), output.value, limit=limit)
 

@@ -139,7 +139,6 @@ JSON_LINES: Final = "application/jsonl"
 _DEADLINES: Final = Deadlines(read_s=10.0, answer_s=1000.0, write_s=30.0)
 """A response may take as long as a triggered loop; shorter operations have their own limits."""
 _POLL_S: Final = 60.0
-_SWAP_POLL_S: Final = 0.2
 _RETRY_S: Final = 30.0
 _CLOSE_GRACE_S: Final = 65.0
 """Time limit of the remaining requests after a change of the control settings; a reload takes up to 60 s."""
@@ -221,10 +220,8 @@ class ControlServer:
 
     async def _while_configured(self, settings: ControlSettings, stop: asyncio.Event) -> None:
         """Wait until the daemon stops or other control settings are in force."""
-        renew = self._context.renew
         while not stop.is_set() and self._context.settings.control == settings:
-            if await wait_for_any(_POLL_S, stop, renew) and renew.is_set():
-                await wait_for_any(_SWAP_POLL_S, stop)  # new settings are in force once the running pass has finished
+            await self._context.wait_while(lambda: self._context.settings.control == settings, _POLL_S, stop)
 
     # ---- requests
 

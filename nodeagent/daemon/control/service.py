@@ -1,37 +1,73 @@
-"""The operations of the control API that change the state of the daemon or the node."""
+"""The operations of the control API.
+
+Responses are the documents that the commands print; the same functions create both.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from nodeagent import model
-from nodeagent.api.codec import encode_line
-from nodeagent.daemon.control.readings import Readings
+from nodeagent import __version__, model
+from nodeagent.api.codec import encode_line, plain
 from nodeagent.daemon.control.requested_pass import RequestedPass, require_agent
-from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope
-from nodeagent.daemon.control_documents import Paused, Resumed, Triggered
+from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope, run_exclusively
+from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, Setting, Triggered, Version
 from nodeagent.daemon.reload_preview import reload_document
+from nodeagent.daemon.service_manager import preview_reload
+from nodeagent.daemon.status import (
+    StatusReader,
+    pods_document,
+    pressure_document,
+    report_document,
+    status_document,
+    without_agent,
+)
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.gc.documents.holds import Hold
+from nodeagent.eviction import document_readings as eviction
+from nodeagent.gc.documents import list_readings as lists
+from nodeagent.gc.documents import readings as gc
+from nodeagent.gc.documents.history import History
+from nodeagent.gc.documents.holds import Hold, HoldList
 from nodeagent.gc.documents.passes import Result
-from nodeagent.gc.documents.undo import Undone
+from nodeagent.gc.documents.undo import Undone, encode_saved_plan
+from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.loop import wait_for_any
 from nodeagent.gc.plan.image_protection import EXPRESSION_PREFIX, parse_rule
 from nodeagent.gc.restore import UndoOutcome
+from nodeagent.host.node import node_identity
+from nodeagent.loops.clock_reading import read_clocks, stored_trust
 from nodeagent.loops.passes import Activity
 from nodeagent.loops.pause import pause, resume
 from nodeagent.loops.pause_file import LONGEST_PAUSE_S
 from nodeagent.model import LONGEST_HOLD_S
+from nodeagent.schemas import SchemaId
+from nodeagent.shutdown import document_readings as shutdown
+from nodeagent.telemetry.logging import REPEATED, Subscription
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
     from nodeagent.api import requests
+    from nodeagent.api.codec import Document
+    from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.reload_effect import Reloaded
     from nodeagent.gc import executor as outcomes
+    from nodeagent.gc.agent import Agent
     from nodeagent.gc.documents.passes import Report
+    from nodeagent.model import ClockTrust, NodeSnapshot
+    from nodeagent.store import ClockReading
+
+T = TypeVar("T")
+_LONGEST_PLAN_S: Final = 7 * 86_400.0
+_LONGEST_AGE_S: Final = 100 * 365 * 86_400.0
+_LONGEST_MEASUREMENT_S: Final = 600.0
+_MOST_PASSES: Final = 10_000
+_DEFAULT_PASSES: Final = 100
+
 
 _MOST_ROUNDS: Final = 20
 _RELOAD_WITHIN_S: Final = 60.0
@@ -40,8 +76,219 @@ _POLL_INTERVAL_S: Final = 0.1
 _STOP_WITHIN_S: Final = 8.0
 
 
-class ControlService(Readings):
-    """Operations of the control API. The control server checks the access of the caller before each call."""
+class ControlService:
+    """Operations of the control API. The control server checks the access of the caller before each call.
+
+    At most one observation of the node runs for root, and one for all other users. Directory walks, which take up to
+    ten minutes, have separate locks, so that other requests do not wait for them.
+    """
+
+    def __init__(self, context: DaemonContext) -> None:
+        """Prepare the operations without reading the node."""
+        self._context = context
+        self._reader: StatusReader | None = None
+        self._reader_agent: Agent | None = None
+        self._heavy_locks = {is_root: asyncio.Lock() for is_root in (False, True)}
+        self._walk_locks = {is_root: asyncio.Lock() for is_root in (False, True)}
+
+    async def status(self, _: requests.Empty) -> str:
+        """Return the status of the node and the daemon."""
+        if self._context.agent is None:
+            return encode_line(without_agent(self._context))
+        return encode_line(await status_document(self._context.agent, self._status_reader(), self._context))
+
+    async def pressure(self, _: requests.Empty) -> str:
+        """Return the readings of all eviction signals with their thresholds."""
+        return encode_line(await pressure_document(self._status_reader(), self._context.eviction))
+
+    async def plan(self, request: requests.PlanRequest) -> str:
+        """Return the plan of a pass that starts now; with ``lasts_seconds``, a plan to save for a later apply."""
+        scope = parse_scope(request.scope)
+        lasts_s = check_number(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
+        if not lasts_s:
+            return await self._document(lambda agent: gc.preview_collection(agent, scope))
+
+        async def save(agent: Agent) -> Mapping[str, object]:
+            preview = await agent.collector.preview(scope)
+            return await asyncio.to_thread(
+                encode_saved_plan,
+                preview,
+                node=node_identity(),
+                expires_at=preview.snapshot.observed_at + timedelta(seconds=lasts_s),
+                agent_version=__version__,
+            )
+
+        return await self._document(save)
+
+    async def pods(self, _: requests.Empty) -> str:
+        """Return the pods with their usage, in eviction order under memory pressure."""
+        return await self._document(lambda agent: pods_document(agent, self._status_reader(), self._context.eviction))
+
+    async def history(self, request: requests.HistoryRequest) -> str:
+        """Return past passes and node stops."""
+        image = check_text(request.image, "image")
+        ago_s = check_number(request.seconds, math.inf, "seconds")
+        if request.limit < 0:
+            raise UsageError(f"limit: {request.limit} is negative")
+        limit = min(_MOST_PASSES, request.limit or _DEFAULT_PASSES)
+        history = require_agent(self._context).history
+        try:
+            since = self._context.clock.now() - timedelta(seconds=ago_s) if ago_s else None
+        except OverflowError as error:
+            raise UsageError(f"seconds: {ago_s} is out of range") from error
+
+        def read() -> str:
+            passes = history.read(since=since, image=image, limit=limit, quiet=request.quiet)
+            stops = () if image else history.read_stops(since=since, limit=limit)
+            return encode_line(History.of(passes, stops))
+
+        return await self._alone(asyncio.to_thread(read))
+
+    async def holds(self, _: requests.Empty) -> str:
+        """Return all holds in force."""
+        at, clock = await self._clock_trust()
+        found = await asyncio.to_thread(self._holds().read)
+        return encode_line(HoldList.of(found, at.wall, clock))
+
+    async def undo_list(self, _: requests.Empty) -> str:
+        """Return the passes with image removals that can be undone."""
+        return await self._document(gc.list_undoable)
+
+    async def events(self, _: requests.Empty) -> AsyncIterator[str]:
+        """Yield log events of the daemon as they occur."""
+        missed = 0
+        with Subscription() as tail:
+            while True:
+                event = await tail.next()
+                if REPEATED in event:
+                    continue
+                fields = {key: plain(value) for key, value in event.items()}
+                lost, missed = tail.missed - missed, tail.missed
+                missing = {"missed_before": lost} if lost else {}
+                yield encode_line({"schema": SchemaId.EVENT.value, **fields, **missing})
+
+    async def preview_reload(self, _: requests.Empty) -> str:
+        """Return the changes and the effect of a reload of the agent's own configuration file, without reloading."""
+        return encode_line(reload_document(await self._alone(preview_reload(self._context))))
+
+    async def version(self, _: requests.Empty) -> str:
+        """Return the versions of the agent and the runtime."""
+        return encode_line(Version.of(await require_agent(self._context).cri.version()))
+
+    async def images(self, _: requests.Empty) -> str:
+        """Return every image with its verdict."""
+        return await self._document(lists.list_images)
+
+    async def image_layers(self, _: requests.Empty) -> str:
+        """Return the images grouped by shared layers."""
+        return await self._document(lists.list_image_layers)
+
+    async def containers(self, _: requests.Empty) -> str:
+        """Return every container with its verdict."""
+        return await self._document(lists.list_containers)
+
+    async def pod_list(self, _: requests.Empty) -> str:
+        """Return every pod with its deletion status."""
+        return await self._document(lists.list_pods)
+
+    async def explain(self, request: requests.ExplainRequest) -> str:
+        """Return the verdicts on the images, containers and pods with a name, digest or id."""
+        name = check_text(request.name, "name")
+        if not name.strip():
+            raise UsageError("name: give a name, digest or id of an image, a container or a pod")
+        return await self._document(lambda agent: gc.explain_items(agent, name))
+
+    async def disk_usage(self, request: requests.DiskUsageRequest) -> str:
+        """Return the usage breakdown of the image filesystem."""
+        within_s = check_number(request.within_seconds, _LONGEST_MEASUREMENT_S, "within_seconds")
+        agent, cancelled = require_agent(self._context), threading.Event()
+
+        async def measure(snapshot: NodeSnapshot) -> str:
+            private = CALLER.get().is_root
+            document = await gc.break_down_usage(agent, snapshot, within_s, cancelled, private=private)
+            return await asyncio.to_thread(encode_line, document)
+
+        try:
+            snapshot = await self._alone(gc.read_for_usage(agent))
+            return await run_exclusively(self._walk_locks[CALLER.get().is_root], measure(snapshot))
+        finally:
+            cancelled.set()  # ends the walk of a disconnected client, so that the next client does not wait for it
+
+    async def leaks(self, request: requests.LeaksRequest) -> str:
+        """Return the unreferenced blobs and snapshots of the runtime."""
+        minimum_age_s = check_number(request.minimum_age_seconds, _LONGEST_AGE_S, "minimum_age_seconds")
+        return await self._document(lambda agent: gc.list_leaks(agent, minimum_age_s, rooted=request.rooted))
+
+    async def node_report(self, _: requests.Empty) -> str:
+        """Return the report of this node, for a summary of many nodes."""
+        return await self._document(lambda agent: report_document(agent, self._status_reader(), self._context))
+
+    async def eviction_preview(self, request: requests.EvictionPreviewRequest) -> str:
+        """Return the preview of an eviction, now or with simulated readings."""
+        simulate = [each for each in check_text(request.simulate, "simulate").split(",") if each]
+        return await self._document(lambda agent: eviction.preview_eviction(agent, simulate, self._context.eviction))
+
+    async def shutdown_plan(self, _: requests.Empty) -> str:
+        """Return the timeline of a shutdown starting now."""
+        return await self._document(shutdown.rehearse_shutdown)
+
+    async def shutdown_status(self, request: requests.ShutdownStatusRequest) -> str:
+        """Return the state of the inhibitor lock and past node stops."""
+        if not 0 <= request.limit <= _MOST_PASSES:
+            raise UsageError(f"limit: {request.limit} is not between 0 and {_MOST_PASSES}")
+        settings = self._context.settings
+        return encode_line(await self._alone(shutdown.read_shutdown_status(settings, request.limit)))
+
+    async def config(self, _: requests.Empty) -> str:
+        """Return the configuration in force."""
+        settings = self._context.settings
+        found = EffectiveConfig.of(settings.values, dict(settings.sources))
+        if settings.origin.dry_run:  # set on the command line, outside the settings
+            found.settings["dry_run"] = Setting(value="true", source="command line")
+        return encode_line(found)
+
+    @property
+    def _heavy(self) -> asyncio.Lock:
+        """Lock that serialises observations of the node: one for root, one for all other users."""
+        return self._heavy_locks[CALLER.get().is_root]
+
+    async def _alone(self, work: Coroutine[object, object, T]) -> T:
+        """Return the result of an observation of the node; observations run one at a time.
+
+        A waiting observation ends when its client disconnects. A started observation is completed and holds the lock
+        until then, since each cancelled runtime call leaks about a kilobyte in the gRPC library.
+        """
+        return await run_exclusively(self._heavy, work)
+
+    async def _document(
+        self, make: Callable[[Agent], Coroutine[object, object, Document | Mapping[str, object]]]
+    ) -> str:
+        """Return the document of an observation, encoded in a thread: a large document would delay other requests."""
+        agent = require_agent(self._context)
+
+        async def encoded() -> str:
+            return await asyncio.to_thread(encode_line, await make(agent))
+
+        return await self._alone(encoded())
+
+    def _status_reader(self) -> StatusReader:
+        agent = require_agent(self._context)
+        if self._reader is None or self._reader_agent is not agent:
+            self._reader, self._reader_agent = StatusReader(agent), agent
+        return self._reader
+
+    async def _clock_trust(self) -> tuple[ClockReading, ClockTrust]:
+        """Return a reading of the clocks, and whether its wall clock is trusted."""
+        agent = self._context.agent
+        at = read_clocks(self._context.clock)
+        if agent is not None:
+            return at, agent.store.clock(at)
+        return at, await asyncio.to_thread(stored_trust, self._context.settings.state_directory, at)
+
+    def _holds(self) -> HoldFile:
+        return HoldFile(self._context.settings.state_directory)
+
+    # ---- operations that act
 
     async def add_hold(self, request: requests.AddHoldRequest) -> str:
         """Place a hold and return it."""

@@ -168,19 +168,10 @@ class HttpConnection:
         try:
             response = await self._response()
             if response is not None:
-                await self._send(response)
+                await self.send(response)
         finally:
             if self._end is not None:
                 self._end.cancel()  # prevents asyncio from logging the exception of a failed read
-
-    async def refuse(self, response: Response) -> None:
-        """Send a response without reading the request.
-
-        Raises:
-            OSError: the client disconnected.
-            TimeoutError: the client was too slow.
-        """
-        await self._send(response)
 
     async def _response(self) -> Response | None:
         """Return the response to the next request; ``None`` if the client closed the connection instead.
@@ -286,7 +277,13 @@ class HttpConnection:
             self._wire.receive_data(await self._reader.read(_CHUNK_BYTES))
             await asyncio.sleep(0)  # yields to other connections, since a read of buffered input does not suspend
 
-    async def _send(self, response: Response) -> None:
+    async def send(self, response: Response) -> None:
+        """Send a response, and close the connection.
+
+        Raises:
+            OSError: the client disconnected.
+            TimeoutError: the client was too slow.
+        """
         try:
             await self._send_parts(response)
         finally:

@@ -40,7 +40,6 @@ OPENMETRICS: Final = "application/openmetrics-text"
 TEXTFILE_TIME: Final = "nodeagent_textfile_timestamp_seconds"
 """Metric that only the metrics file contains."""
 _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
-_LAYOUT_RETRY_S: Final = 60.0
 
 
 class SignalReader:
@@ -51,7 +50,6 @@ class SignalReader:
         self._reader_of: Agent | None = None
         self._reader: EvictionSignalReader | None = None
         self._layout: SignalLayout | None = None
-        self._layout_complete = False
         self._retry_at_s = 0.0
 
     async def read(self) -> tuple[SignalLayout, SignalReadings] | None:
@@ -63,7 +61,7 @@ class SignalReader:
         if agent is None:
             return None
         if agent is not self._reader_of or self._reader is None:
-            self._reader_of, self._layout_complete, self._retry_at_s = agent, False, now_s
+            self._reader_of, self._retry_at_s = agent, now_s
             self._reader = EvictionSignalReader(
                 agent.settings.eviction, agent.clock, pod_log_root=agent.settings.pod_log_root
             )
@@ -71,13 +69,12 @@ class SignalReader:
         if self._context.counters.runtime_down:
             self._retry_at_s = now_s  # retried at the first scrape after the runtime is available again
         elif now_s >= self._retry_at_s:
-            self._retry_at_s = now_s + (LAYOUT_KEPT_S if self._layout_complete else _LAYOUT_RETRY_S)
+            self._retry_at_s = now_s + LAYOUT_KEPT_S
             complete, problem = await self._reader.read_layout_or_nodefs(
                 agent.cri, agent.settings.imagefs_path, agent.observer.images.find_filesystems
             )
             if not problem:
-                self._layout, self._layout_complete = complete, True
-                self._retry_at_s = now_s + LAYOUT_KEPT_S
+                self._layout = complete
         layout = self._layout
         if layout is None:
             return None

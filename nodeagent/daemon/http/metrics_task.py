@@ -7,6 +7,7 @@ import errno
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,6 @@ from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import RefusedRequestError, Response, Route, is_own_host, probe_routes, text
 from nodeagent.daemon.http.server import ConnectionLimits, HttpServer, Tls, bind
 from nodeagent.errors import ConfigError
-from nodeagent.gc.loop import wait_for_any
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.server_certificate import read_stamp, server_context
 
@@ -115,7 +115,6 @@ LIMITS: Final = ConnectionLimits(total=512, per_user=512, root=16)
 """Several times the connections accepted at once (64): a connection is not shed before its request was read."""
 _HINT: Final = "correct metrics.listen, or the file named by the error"
 _POLL_S: Final = 5.0
-_SWAP_POLL_S: Final = 0.2
 _SLACK_S: Final = 60.0
 _FIRST_RETRY_S: Final = 1.0
 _LAST_RETRY_S: Final = 60.0
@@ -187,14 +186,7 @@ class MetricsTask:
                 self._loop_statuses.beat(NAME, _SLACK_S)
                 if certificate is not None and (renewed := await certificate.renewed()) is not None:
                     server.use_tls(renewed)
-            await self._wait(_POLL_S, endpoint, stop)
-
-    async def _wait(self, seconds: float, endpoint: Endpoint, stop: asyncio.Event) -> None:
-        """Wait for ``seconds``, or until another address is in force or the daemon stops."""
-        if self._endpoint == endpoint:
-            await wait_for_any(seconds, stop, self._context.renew)
-        while self._context.renew.is_set() and self._endpoint == endpoint and not stop.is_set():
-            await wait_for_any(_SWAP_POLL_S, stop)  # the swap of the settings waits for the running pass
+            await self._context.wait_while(lambda: self._endpoint == endpoint, _POLL_S, stop)
 
     async def _retry(self, endpoint: Endpoint, cause: str, stop: asyncio.Event) -> None:
         """Log an unavailable address, once per address and cause, and wait before the next attempt."""
@@ -204,7 +196,7 @@ class MetricsTask:
             self._reported, self._retry_s = reported, _FIRST_RETRY_S
         self._loop_statuses.paused(NAME, cause, self._retry_s + _SLACK_S)
         wait_s, self._retry_s = self._retry_s, min(_LAST_RETRY_S, self._retry_s * 2)
-        await self._wait(wait_s, endpoint, stop)
+        await self._context.wait_while(lambda: self._endpoint == endpoint, wait_s, stop)
 
     async def _check_host(self, request: Request) -> None:
         """Reject requests with a foreign ``Host`` header; every other client of the address has access.
@@ -220,7 +212,7 @@ class MetricsTask:
     async def _metrics(self, request: Request) -> Response:
         async with self._loading:
             if self._exposition is None:
-                self._exposition = (await asyncio.to_thread(_load))(self._context)
+                self._exposition = await load_exposition(self._context)
         kind, body = await self._exposition.render(request.headers.get("accept", ""))
         return Response(HTTPStatus.OK, body, kind)
 
@@ -234,10 +226,11 @@ def _remove(path: str) -> None:
         Path(path).unlink()
 
 
-def _load() -> type[Exposition]:
-    from nodeagent.daemon.http.metrics import Exposition  # noqa: PLC0415 - imports the Prometheus library at the first scrape
-
-    return Exposition
+async def load_exposition(context: DaemonContext) -> Exposition:
+    """Return the metrics; the first call imports the Prometheus library, in a thread."""
+    module = await asyncio.to_thread(import_module, "nodeagent.daemon.http.metrics")
+    made: Exposition = module.Exposition(context)
+    return made
 
 
 def _cause(listen: Listen, error: OSError | ConfigError) -> str:

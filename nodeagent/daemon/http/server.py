@@ -135,22 +135,13 @@ class Admission(Generic[KeyT]):
         """Remove a connection; ignore a connection that was shed before."""
         self._admitted.pop(key, None)
 
-    def _pools(self, uid: int | None) -> Iterator[tuple[_Pool, int]]:
+    def _pools(self, uid: int | None) -> Iterator[tuple[Callable[[int | None], bool], int]]:
+        """Yield whose connections count against each limit, and the limit."""
         if uid == ROOT:
-            yield _Pool(only=ROOT), self._limits.root
+            yield lambda each: each == ROOT, self._limits.root
             return
-        yield _Pool(only=uid), self._limits.per_user
-        yield _Pool(without=ROOT), self._limits.total
-
-
-class _Pool(Record):
-    """Connections that count against one limit."""
-
-    only: int | None = -1
-    without: int = -1
-
-    def __call__(self, uid: int | None) -> bool:
-        return uid != self.without if self.without >= 0 else uid == self.only
+        yield lambda each: each == uid, self._limits.per_user
+        yield lambda each: each != ROOT, self._limits.total
 
 
 _BACKLOG: Final = 64
@@ -278,7 +269,7 @@ class HttpServer:
     async def _refuse(self, connection: HttpConnection) -> None:
         self._refusals += 1
         try:
-            await connection.refuse(problem(HTTPStatus.TOO_MANY_REQUESTS, "too many connections; try again later"))
+            await connection.send(problem(HTTPStatus.TOO_MANY_REQUESTS, "too many connections; try again later"))
         finally:
             self._refusals -= 1
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.files import open_trusted
+from nodeagent.daemon.http.metrics_task import load_exposition
 from nodeagent.errors import ConfigError
 from nodeagent.files import replace_file
-from nodeagent.gc.loop import wait_for_any
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 NAME: Final = "metrics-file"
 _MODE: Final = 0o644
 _SLACK_S: Final = 60.0
-_SWAP_POLL_S: Final = 0.2
 _LONG_S: Final = 3600.0
 _HINTS: Final = {
     errno.EROFS: "; allow the directory in the unit: ReadWritePaths=, by systemctl edit nodeagent",
@@ -74,7 +73,8 @@ class TextfileTask:
         self._loop_statuses.running(NAME, _SLACK_S)
         problem = ""
         try:
-            text = await (await self._load()).render_textfile()
+            self._exposition = self._exposition or await load_exposition(self._context)
+            text = await self._exposition.render_textfile()
             await asyncio.to_thread(_write_trusted, path, text)
         except ConfigError as error:
             problem = str(error)
@@ -89,17 +89,8 @@ class TextfileTask:
         self._loop_statuses.ended(NAME, "failed" if problem else "complete", detail=problem, failed=bool(problem))
         self._loop_statuses.waiting(NAME, settings.textfile_interval_s, _SLACK_S)
 
-    async def _load(self) -> Exposition:
-        if self._exposition is None:
-            self._exposition = (await asyncio.to_thread(_exposition))(self._context)
-        return self._exposition
-
     async def _wait(self, seconds: float, settings: MetricsSettings, stop: asyncio.Event) -> None:
-        """Wait for ``seconds``, or until other settings are in force or the daemon stops."""
-        if self._settings == settings:
-            await wait_for_any(seconds, stop, self._context.renew)
-        while self._context.renew.is_set() and self._settings == settings and not stop.is_set():
-            await wait_for_any(_SWAP_POLL_S, stop)  # the swap of the settings waits for the running pass
+        await self._context.wait_while(lambda: self._settings == settings, seconds, stop)
 
 
 def _write_trusted(path: Path, text: str) -> None:
@@ -118,9 +109,3 @@ def _remove(path: Path) -> None:
     with suppress(ConfigError, OSError):
         os.close(open_trusted(path.parent, directory=True))
         path.unlink()
-
-
-def _exposition() -> type[Exposition]:
-    from nodeagent.daemon.http.metrics import Exposition  # noqa: PLC0415 - imports the Prometheus library when it is used
-
-    return Exposition

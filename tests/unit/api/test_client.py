@@ -131,28 +131,3 @@ def test_fields_become_path_query_or_body(operation: str, fields: dict[str, obje
 def test_text_that_is_not_utf_8_is_refused(operation: str) -> None:
     with pytest.raises(UsageError, match="why is not UTF-8"):
         encode_request(OPERATIONS[operation], {"why": "\udcff"})
-
-
-def test_work_meanwhile_is_done_after_the_request_and_before_the_response(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    order: list[bytes] = []
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-
-        def meanwhile() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                order.append(connection.recv(4096).split()[1])
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
-
-        assert ControlClient(path).call("Status", meanwhile=meanwhile) == "{}"
-    assert order == [b"/v1/status"]
-
-
-def test_error_meanwhile_ends_the_call(tmp_path: Path) -> None:
-    def refuse() -> None:
-        raise UsageError("unknown key")
-
-    with answering(tmp_path / "s", b"") as client, pytest.raises(UsageError, match="unknown key"):
-        client.call("Status", meanwhile=refuse)

@@ -287,7 +287,7 @@ async def test_response_of_another_version_is_an_error_without_traceback(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert node.path.exists()
-    monkeypatch.setattr("nodeagent.daemon.control.readings.status_document", lambda *_: _document_of_another_version())
+    monkeypatch.setattr("nodeagent.daemon.control.service.status_document", lambda *_: _document_of_another_version())
     code, _, err = await say(capsys, "status")
     assert (code, "its version may differ" in err) == (1, True)
 

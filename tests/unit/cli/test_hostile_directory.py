@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.daemon.service_manager import read_again
-from nodeagent.host.processes import DEFAULT_PATH, child_environment, run
+from nodeagent.host.commands import DEFAULT_PATH, child_environment, run
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
 from tests.support.reclaim import poll

@@ -113,7 +113,7 @@ async def test_limit_of_zero_is_reported(node: Node) -> None:
         lock = await acquire_lock(bus, "nodeagent", "test")
         ended = await node.run("status", "-o", "json")
         table = await node.run("status")
-        lock.close()
+        os.close(lock)
     shown = json.loads(ended.out)
     assert (ended.code, table.code) == (1, 1)
     assert (shown["inhibitor"]["held"], shown["stops_at_signal"], shown["limit"]["seconds"]) == (True, False, 0.0)
@@ -174,7 +174,7 @@ async def test_status_shows_the_lock_and_the_last_stops(node: Node) -> None:
     async with Bus(node.bus.address, deadline_s=5) as bus:
         lock = await acquire_lock(bus, "nodeagent", "test")
         ended = await node.run("status")
-        lock.close()
+        os.close(lock)
     assert ended.code == 0, ended.err
     assert f"held: listed by logind (pid {os.getpid()})" in ended.out
     assert "killed" in ended.out

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Group
 from rich.table import Column, Table
-from rich.text import Text as RichText
+from rich.text import Text
 from rich.tree import Tree
 
 import nodeagent.cli
+from nodeagent.cli.display import say, warn
 from nodeagent.cli.exit_codes import guarded
-from nodeagent.cli.output import say, warn
 from nodeagent.cli.plan_view import plan_lines
-from nodeagent.cli.terminal import SafeConsole, Text
+from nodeagent.cli.terminal import SafeConsole
 from nodeagent.errors import ConfigError, NodeAgentError
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.text import escape, escape_lines
@@ -61,7 +61,7 @@ def test_any_text_is_escaped_in_every_renderable(text: str, width: int) -> None:
     table.add_row(text, Text(text))
     line = Text("x")
     line.append(text, style="red")
-    shown = printed(text, tree, table, line, Group(text, line), RichText(text), width=width, style="bold")
+    shown = printed(text, tree, table, line, Group(text, line), width=width, style="bold")
     assert escape_lines(shown) == shown
 
 
@@ -72,7 +72,7 @@ def test_markup_emoji_codes_and_newlines_in_data_are_not_interpreted() -> None:
 
 def test_terminal_gets_only_control_sequences_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    shown = printed(Text(HOSTILE, style="red"), RichText(HOSTILE, style="red"))
+    shown = printed(Text(HOSTILE, style="red"))
     assert "\x1b[31m[/x]" in shown
     plain = STYLE.sub("", shown)
     assert escape_lines(plain) == plain
@@ -132,7 +132,7 @@ def _is_type_import(path: Path, node: ast.ImportFrom) -> bool:
 
 
 def test_formatted_lines_are_written_by_escaping_functions() -> None:
-    exempt = {"output.py", "exit_codes.py", "install.py", "main.py", "help.py", "start.py"}
+    exempt = {"display.py", "exit_codes.py", "install.py", "main.py", "help.py", "start.py"}
     found = set()
     for path in Path(nodeagent.cli.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

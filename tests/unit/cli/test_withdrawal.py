@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.cli.withdrawal import withdraw_from_cluster
+from nodeagent.cli.install import withdraw_from_cluster
 from nodeagent.model.kubernetes import Machine
 from tests.support.api_server import NODES, TOKEN, ApiServer, Fault, Received, serving_api
 from tests.support.certificates import Authority

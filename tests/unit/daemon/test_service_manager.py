@@ -327,5 +327,5 @@ async def test_second_daemon_of_a_state_directory_does_not_start(tmp_path: Path,
 
 
 def test_status_text_is_escaped_to_one_line(tmp_path: Path, manager: socket.socket) -> None:
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")}).status("/s\udcff\x1b[31m\nREADY=1")
-    assert received(manager) == ["STATUS=/s\\xff\\x1b[31m READY=1"]
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")}).ready("/s\udcff\x1b[31m\nREADY=1")
+    assert received(manager) == ["READY=1\nSTATUS=/s\\xff\\x1b[31m READY=1"]

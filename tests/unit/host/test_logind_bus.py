@@ -10,7 +10,7 @@ import pytest
 from dbus_fast import Message, MessageType
 
 from nodeagent.errors import InhibitorError
-from nodeagent.host.dbus import Bus, BusCallError, Descriptor, read_logind
+from nodeagent.host.dbus import Bus, BusCallError, DelayLock, read_logind
 from nodeagent.shutdown.logind import Timings
 from tests.support.login1 import MANAGER, NAME, PATH, Login1, PrivateBus
 from tests.unit.host.logind_agent import (
@@ -230,14 +230,15 @@ async def test_calls_on_a_closed_connection_fail_at_once(private_bus: PrivateBus
         _ = never.ended
 
 
-def test_descriptor_is_closed_once() -> None:
+def test_lock_of_an_earlier_run_is_closed_once() -> None:
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
-    mine = Descriptor(writer)
+    lock = DelayLock("owner", "reason", writer)
     assert not os.get_inheritable(writer)
-    mine.close()
+    lock.release()
     other = os.dup(reader)
-    assert (other, mine.number) == (writer, None)
-    mine.close()
+    assert (other, lock.number) == (writer, None)
+    lock.release()
+    assert DelayLock("owner", "reason", 2**20).number is None
     os.close(other)
     os.close(reader)

@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.clock import SystemClock
-from nodeagent.host.processes import child_environment, run, started_s
+from nodeagent.host.commands import child_environment, run
+from nodeagent.host.processes import started_s
 
 if TYPE_CHECKING:
     import pytest

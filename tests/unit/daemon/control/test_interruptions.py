@@ -93,7 +93,7 @@ _PREVIEW, _LISTS, _GC = (
     "nodeagent.gc.documents.list_readings.",
     "nodeagent.gc.documents.readings.",
 )
-_READINGS = "nodeagent.daemon.control.readings."
+_READINGS = "nodeagent.daemon.control.service."
 
 
 @pytest.mark.parametrize(
