@@ -86,7 +86,6 @@ _OF_OTHERS: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.NOT_A_POD_LOG_DIRECTORY: "never: not a pod log directory",
     ReasonCode.CONTAINER_PRESENT: "once its container is removed",
     ReasonCode.CLOCK_UNTRUSTED: "once the wall clock has not jumped for the grace period",
-    ReasonCode.FAILED_EARLIER: "in a later pass",
     ReasonCode.NOT_IN_PLAN: "by a saved plan that lists the item",
 }
 
