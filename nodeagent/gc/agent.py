@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.agent_parts import open_parts, pass_lock
-from nodeagent.gc.collector import MAX_ROUNDS, Collector, RemovalCompletion
+from nodeagent.gc.collector import MAX_ROUNDS, Collector
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.pass_history import HistoryRecorder, HistoryWriter, past_pass, past_undo
 from nodeagent.gc.pass_state import Preview
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
-    from nodeagent.gc.agent_parts import AgentParts
     from nodeagent.gc.executor import DryRunWatch, PassReport, Result
     from nodeagent.gc.pass_history import PassStart
     from nodeagent.gc.plan.breakdown import Breakdown
@@ -318,20 +317,6 @@ def _abandoning(recorder: HistoryRecorder) -> Iterator[None]:
         raise
 
 
-def _collector(
-    parts: AgentParts, observer: Observer, recovery: RemovalRecovery, undo: ImageUndo, *, dry_run: bool
-) -> Collector:
-    return Collector(
-        observer,
-        parts.make_removers(observer),
-        parts.settings.policy,
-        clock=parts.clock,
-        read_filesystem=parts.read_filesystem,
-        completion=RemovalCompletion(parts.storage.collect_garbage, recovery.run, undo),
-        dry_run=dry_run,
-    )
-
-
 @asynccontextmanager
 async def open_agent(  # noqa: PLR0913 - the options of a composition
     settings: Settings,
@@ -372,7 +357,17 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         observer = parts.make_observer()
         recovery = RemovalRecovery(parts.storage, parts.pass_lock, clock)
         undo = parts.make_undo()
-        collector = _collector(parts, observer, recovery, undo, dry_run=dry_run)
+        collector = Collector(
+            observer,
+            parts.make_removers(observer),
+            settings.policy,
+            clock=clock,
+            read_filesystem=parts.read_filesystem,
+            collect_garbage=parts.storage.collect_garbage,
+            recover=recovery.run,
+            undo=undo,
+            dry_run=dry_run,
+        )
         history = History(settings.state_directory, writer=own_process(), is_running=is_running)
         writer = HistoryWriter(history, configured_retention(settings), clock, parts.is_clock_trusted)
         yield Agent(

@@ -259,6 +259,10 @@ class BatchRemover(Protocol):
     def batch_size(self) -> int:
         """Maximum number of items per call."""
 
+    @property
+    def settled_s(self) -> float:
+        """Seconds so far spent waiting for container creations in progress."""
+
     async def remove_many(
         self, decisions: Sequence[Decision], stop: asyncio.Event
     ) -> Sequence[Result | NodeAgentError]:

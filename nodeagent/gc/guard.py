@@ -103,7 +103,7 @@ class RuntimeReader:
 
     async def image_ids(self) -> frozenset[str]:
         """Return the id of every image listed by CRI."""
-        return frozenset(image.id for image in await self._cri.list_images())
+        return await self._cri.image_ids()
 
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
         """Return all containers and sandboxes, including containers not listed by CRI."""

@@ -10,12 +10,12 @@ names.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.gc.executor import Outcome, Result
 from nodeagent.gc.guard import DEFAULT_SETTLE_S, Waits
-from nodeagent.gc.removers import FreshReader, ImageRemover, changed_since
+from nodeagent.gc.removers import ImageRemover, changed_since
 from nodeagent.gc.transaction import Candidate, LeaseRefusedError, TransactionServices, begin
 from nodeagent.record import replace
 from nodeagent.runtime.leases import MAX_LABELS_BYTES, ImageName
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from nodeagent.clock import Clock
+    from nodeagent.gc.guard import RuntimeReader
     from nodeagent.gc.plan.policy import ImageGCPolicy
-    from nodeagent.gc.removers import RuntimeActions
-    from nodeagent.gc.transaction import ImageTransaction, NameActions
+    from nodeagent.gc.transaction import ImageTransaction
     from nodeagent.gc.undo_terms import UndoTerms
     from nodeagent.model import Hold, Image, NodeSnapshot
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage
-    from nodeagent.runtime.storage_backend import RemovalRecords
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
 
 
 def names_by_image(
@@ -109,16 +110,6 @@ class _Queue(NamedTuple):
     deletion: asyncio.Lock
 
 
-class TransactionReader(FreshReader, Protocol):
-    """Reader of the current runtime state for image transactions."""
-
-    async def listed_images(self) -> Mapping[str, Image]:
-        """Return the images that CRI lists, by id."""
-
-    async def image_ids(self) -> frozenset[str]:
-        """Return the id of every image that CRI lists."""
-
-
 class TransactionalImageRemover(ImageRemover):
     """Remover of images by name, many per transaction, each after the checks of :class:`ImageRemover`.
 
@@ -133,14 +124,14 @@ class TransactionalImageRemover(ImageRemover):
 
     def __init__(  # noqa: PLR0913 - the guard's arguments and the image service
         self,
-        reader: TransactionReader,
-        actions: RuntimeActions,
+        reader: RuntimeReader,
+        actions: CriClient,
         policy: ImageGCPolicy,
         template: NodeSnapshot,
         *,
         clock: Clock,
         read_holds: Callable[[], tuple[Hold, ...]],
-        names: NameActions,
+        names: StorageBackend,
         records: RemovalRecords,
         settle_s: float = DEFAULT_SETTLE_S,
         undo: UndoTerms | None = None,
@@ -152,7 +143,6 @@ class TransactionalImageRemover(ImageRemover):
         the removals; ``None`` without an undo window.
         """
         super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
-        self._transaction_reader = reader
         self._services = TransactionServices(
             names=names,
             records=records,
@@ -218,9 +208,7 @@ class TransactionalImageRemover(ImageRemover):
         self, decisions: Sequence[Decision]
     ) -> tuple[dict[str, Result | NodeAgentError], list[Candidate]]:
         """Return the results of images without a transaction, and the candidates for transactions with their names."""
-        listed, stored = await asyncio.gather(
-            self._transaction_reader.listed_images(), self._services.records.leases.list_names()
-        )
+        listed, stored = await asyncio.gather(self._reader.listed_images(), self._services.records.leases.list_names())
         names = names_by_image([listed[each.id] for each in decisions if each.id in listed], stored)
         images = {
             image_id: replace(listed[image_id], pinned=listed[image_id].pinned or any(is_pinned(n.stored) for n in own))
@@ -309,13 +297,13 @@ class TransactionalImageRemover(ImageRemover):
         containerd's CRI service processes deletions from events, so it lists deleted images for a while. Images that
         have a name again are returned without a wait.
         """
-        listed = deleted & await self._transaction_reader.image_ids()
+        listed = deleted & await self._reader.image_ids()
         named = {each.name for each in await self._services.names.get_image_names(sorted(listed))}
         stale, waited_s, wait_s = listed - named, 0.0, _FIRST_WAIT_S
         while stale and waited_s < _LISTED_WITHIN_S:
             await asyncio.sleep(wait_s)
             waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
-            stale &= await self._transaction_reader.image_ids()
+            stale &= await self._reader.image_ids()
         return frozenset(stale | named)
 
     async def _remove_listed(self, result: Result) -> Result:

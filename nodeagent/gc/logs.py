@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.clock import Clock
+    from nodeagent.gc.guard import RuntimeReader
     from nodeagent.gc.plan.policy import PodLogPolicy
-    from nodeagent.gc.removers import FreshReader, LogActions
     from nodeagent.model import LogTree, UnreferencedPiece
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.storage_backend import StorageBackend
@@ -33,7 +33,7 @@ class PodLogRemover:
     """Remover of one pod log directory, after a new reading of the directory tree."""
 
     def __init__(
-        self, reader: FreshReader, logs: LogActions, policy: PodLogPolicy, template: NodeSnapshot, *, clock: Clock
+        self, reader: RuntimeReader, logs: HostLogs, policy: PodLogPolicy, template: NodeSnapshot, *, clock: Clock
     ) -> None:
         """Compose the remover; ``policy`` and ``template`` are those of the plan."""
         self._reader = reader
@@ -82,7 +82,7 @@ class PodLogRemover:
 class LogLinkRemover:
     """Remover of one container log link whose target does not exist."""
 
-    def __init__(self, reader: FreshReader, logs: LogActions, container_of: Callable[[str], str]) -> None:
+    def __init__(self, reader: RuntimeReader, logs: HostLogs, container_of: Callable[[str], str]) -> None:
         self._reader = reader
         self._logs = logs
         self._container_of = container_of
@@ -140,6 +140,7 @@ class LeakRemover:
     """Remover of unreferenced blobs and snapshots in batches; all references are read again before each batch."""
 
     batch_size = BATCH
+    settled_s = 0.0
 
     def __init__(
         self, find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]], storage: StorageBackend

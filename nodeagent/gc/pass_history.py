@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope
@@ -126,26 +126,6 @@ class PassStart(Record):
     planned: int
     predicted_bytes: int
     pending_bytes: int
-
-
-class PassRecorder(Protocol):
-    """Recorder of a running pass."""
-
-    async def begin_round(self, progress: PassProgress, current: Preview) -> None:
-        """Record the planned removals of a round, before its first removal."""
-
-    def record(self, result: Result) -> None:
-        """Record the outcome of the next removal of the round."""
-
-
-class NoRecorder:
-    """Recorder without effect, for passes that are not recorded."""
-
-    async def begin_round(self, progress: PassProgress, current: Preview) -> None:
-        """Do nothing."""
-
-    def record(self, result: Result) -> None:
-        """Do nothing."""
 
 
 class HistoryRecorder:

@@ -82,15 +82,13 @@ class Preview(Record):
         return (PassEnd.COMPLETE if self.acts else PassEnd.NOTHING_TO_DO), ""
 
 
-async def preview_pass(
-    observer: Observer, policy: GCPolicy, scope: Scope, only: frozenset[str] | None = None
-) -> Preview:
-    """Observe and plan a pass without any change to the node; ``only`` limits the removals to these ids.
+async def preview_pass(observer: Observer, policy: GCPolicy, scope: Scope) -> Preview:
+    """Observe and plan a pass without any change to the node.
 
     Plans are computed in a thread, since planning for a large node would delay the other tasks of the daemon.
     """
     snapshot = await observer.observe(scope)
-    return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy, only))
+    return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy))
 
 
 def plans_for(

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.gc.executor import BatchRemover, Remover
+    from nodeagent.gc.logs import HostLogs
     from nodeagent.gc.plan.policy import GCPolicy
-    from nodeagent.gc.removers import LogActions
     from nodeagent.gc.undo_terms import UndoTerms
     from nodeagent.model import Hold, NodeSnapshot, PodImages, UnreferencedPiece
     from nodeagent.runtime.cri import CriClient
@@ -45,7 +45,7 @@ class RemoverFactory(Record):
 
     cri: CriClient
     storage: StorageBackend
-    logs: LogActions
+    logs: HostLogs
     clock: Clock
     read_holds: Callable[[], tuple[Hold, ...]]
     find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, RuntimeUnsupportedError, UsageError
 from nodeagent.gc.pass_state import new_pass_id
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.clock import Clock
+    from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.leases import ImageName, OpenRemoval, Restored, UndoableRemoval
     from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
 
@@ -224,18 +225,11 @@ class NotUndoableError(UsageError):
     """No image removal of a pass is in its undo window."""
 
 
-class ImageList(Protocol):
-    """Images as listed by CRI."""
-
-    async def image_ids(self) -> frozenset[str]:
-        """Return the id of every image that CRI lists."""
-
-
 class ImageUndo:
     """Service that lists image removals in their undo window, undoes them and ends undo windows."""
 
     def __init__(
-        self, storage: StorageBackend, images: ImageList, lock_path: Path, clock: Clock, window: timedelta
+        self, storage: StorageBackend, images: CriClient, lock_path: Path, clock: Clock, window: timedelta
     ) -> None:
         """Compose the undo; ``lock_path`` is the node's pass lock file, ``window`` the configured undo window."""
         self._storage = storage

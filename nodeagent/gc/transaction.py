@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import (
     NodeAgentError,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage
     from nodeagent.runtime.leases import ImageName, Restored
-    from nodeagent.runtime.storage_backend import RemovalRecords
+    from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
     from nodeagent.runtime.storage_graph import ImageExtent
 
 WINDOW: Final = timedelta(hours=24)
@@ -56,16 +56,6 @@ lease.
 
 LONGEST_REMOVAL: Final = timedelta(minutes=15)
 """Age from which a removal by an unknown process counts as interrupted."""
-
-
-class NameActions(Protocol):
-    """Changes to image names, provided by the storage backend. Source: containerd ``images.v1.Images``."""
-
-    async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Delete an image name if it has the digest ``target``; return whether the name existed."""
-
-    async def get_image_names(self, names: Sequence[str]) -> tuple[StoredImage, ...]:
-        """Return the records of those image names that exist."""
 
 
 class Candidate(Record):
@@ -111,7 +101,7 @@ class TransactionServices(Record):
         undo_terms: the undo window of the removals; ``None`` without an undo window.
     """
 
-    names: NameActions
+    names: StorageBackend
     records: RemovalRecords
     keep_reasons: Callable[[Mapping[str, Image], Sequence[Decision]], Awaitable[dict[str, str]]]
     clock: Clock

@@ -16,7 +16,7 @@ from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import run_async
-from nodeagent.gc.collector import Collector, RemovalCompletion
+from nodeagent.gc.collector import Collector
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
@@ -114,7 +114,7 @@ async def _simulated() -> AsyncIterator[Collector]:
                 _POLICY,
                 clock=node.clock,
                 read_filesystem=read,
-                completion=RemovalCompletion(storage.collect_garbage),
+                collect_garbage=storage.collect_garbage,
             )
 
 

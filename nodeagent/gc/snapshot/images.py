@@ -15,7 +15,7 @@ from nodeagent.runtime.storage_backend import CriOnlyStorage
 from nodeagent.runtime.storage_graph import pull_times, with_pins
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from datetime import datetime
 
     from nodeagent.gc.snapshot.filesystems import ImageFilesystemReader
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         ImageFilesystem,
         NodeSnapshot,
         PodImages,
-        Role,
         UnreferencedPiece,
     )
     from nodeagent.runtime.containerd_records import StoredContainer
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     from nodeagent.runtime.namespace_lists import StorageLists
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.store import ClockReading
+
+    PodImageSource = Callable[[], Awaitable[PodImages]]
 
 _NOT_OBSERVED: Final = ImageUseRecord({}, None)
 
@@ -57,7 +58,7 @@ class ImageObserver:
         *,
         filesystems: ImageFilesystemReader,
         memory: NodeMemory,
-        read_holds: HoldReader,
+        read_holds: Callable[[], tuple[Hold, ...]],
         read_pod_images: PodImageSource,
     ) -> None:
         self._cri = cri
@@ -229,24 +230,3 @@ class NodeMemory(Protocol):
 
     def interrupt(self, cause: GapCause) -> None:
         """Record the cause of a gap in the observation of image use that begins now."""
-
-
-class HoldReader(Protocol):
-    """Reader of the image holds of operators. Blocks."""
-
-    def __call__(self) -> tuple[Hold, ...]:
-        """Return the holds. Raises StoreError if the holds cannot be read."""
-
-
-class PodImageSource(Protocol):
-    """Source of the images named by the pods of this node."""
-
-    async def __call__(self) -> PodImages:
-        """Return the images named by pods; the result includes the errors of failed readings."""
-
-
-class RoleReader(Protocol):
-    """Source of the role of the agent on this node."""
-
-    async def __call__(self) -> Role:
-        """Return the current role."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError, RuntimeUnavailableError
 from nodeagent.gc.plan.policy import Scope
@@ -21,7 +21,7 @@ from nodeagent.gc.snapshot.lists import CONFIRM_S, ListCheck
 from nodeagent.host import pod_logs as podlogs
 from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
 from nodeagent.loops.clock_reading import read_clocks, with_valid_times
-from nodeagent.model import GapCause, ImageUseRecord, LogTree, NodeSnapshot
+from nodeagent.model import GapCause, LogTree, NodeSnapshot
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.plan.deletion import checked_pod_list
 from nodeagent.record import Record, replace
@@ -32,13 +32,13 @@ from nodeagent.runtime.storage_graph import unlisted_containers
 from nodeagent.store import SnapshotFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from nodeagent.clock import Clock
-    from nodeagent.gc.snapshot.images import HoldReader, NodeMemory, PodImageSource, RoleReader
+    from nodeagent.gc.snapshot.images import NodeMemory, PodImageSource
     from nodeagent.gc.snapshot.lists import FindRunning
-    from nodeagent.model import ContainerLogLink, FsObservation, PodList, PodLogDirectory, Sandbox
+    from nodeagent.model import ContainerLogLink, FsObservation, Hold, PodList, PodLogDirectory, Role, Sandbox
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.store import ClockReading, Store
@@ -106,12 +106,6 @@ class PodLogReader:
         return trees
 
 
-T = TypeVar("T")
-
-_CONCURRENCY = 16
-_NOT_OBSERVED = ImageUseRecord({}, None)
-
-
 async def _no_paths() -> tuple[tuple[str, ...], str]:
     return (), ""
 
@@ -150,8 +144,8 @@ class Observer:
         read_boot_id: Callable[[], str],
         read_filesystem: Callable[[str], FsObservation],
         memory: NodeMemory,
-        read_holds: HoldReader,
-        read_role: RoleReader,
+        read_holds: Callable[[], tuple[Hold, ...]],
+        read_role: Callable[[], Awaitable[Role]],
         find_running: FindRunning,
         read_pod_images: PodImageSource = no_pod_images,
         read_pod_list: Callable[[], PodList | None] = lambda: None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from nodeagent.gc.collector import Collector, RemovalCompletion
+from nodeagent.gc.collector import Collector
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy
 from nodeagent.gc.remover_factory import RemoverFactory
@@ -141,7 +141,9 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
         options.policy,
         clock=clock,
         read_filesystem=read,
-        completion=RemovalCompletion(storage.collect_garbage, recovery.run, undo),
+        collect_garbage=storage.collect_garbage,
+        recover=recovery.run,
+        undo=undo,
         dry_run=options.dry_run,
     )
     return Rig(node, server, observer, collector, root, storage, recovery, undo)
