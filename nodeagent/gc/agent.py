@@ -189,7 +189,7 @@ class Agent:
         except NotUndoableError as error:
             raise UsageError(await self._not_undoable(pass_id, error)) from error
         if self.record:
-            await self.history_writer.finish(past_undo(report, {}))
+            await self.history_writer.finish(past_undo(report))
         return report
 
     async def _not_undoable(self, pass_id: str, error: NotUndoableError) -> str:

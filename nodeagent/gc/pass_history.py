@@ -52,22 +52,20 @@ def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastP
     )
 
 
-def past_undo(report: UndoReport, names: Mapping[str, str]) -> PastPass:
-    """Return the history record of an undo; ``names`` are the display names of images, by id."""
+def past_undo(report: UndoReport) -> PastPass:
+    """Return the history record of an undo."""
     failed = len(report.failed)
     detail = f"undo of pass {report.pass_id}"
     actions = [
         PastAction(
             kind=ItemKind.IMAGE.value,
-            item_id=each.image_id,
-            name=names.get(each.image_id) or next(iter(each.names), each.image_id),
+            item_id=each.id,
+            name=next(iter(each.names), each.id),
             references=each.names,
             outcome=each.outcome.value,
             detail=each.detail,
             reason=UNDO,
             sentence=detail,
-            frees_bytes=None,
-            duration_s=0.0,
         )
         for each in report.results
     ]
@@ -81,10 +79,6 @@ def past_undo(report: UndoReport, names: Mapping[str, str]) -> PastPass:
         dry_run=False,
         result="failed" if failed else PassEnd.COMPLETE.value,
         detail=f"{detail}: {failed} of {len(report.results)} images not restored" if failed else detail,
-        predicted_bytes=0,
-        freed_bytes=None,
-        percent_before=None,
-        percent_after=None,
         actions=tuple(actions),
     )
 
@@ -101,7 +95,6 @@ def planned_action(decision: Decision, names: Mapping[str, tuple[str, ...]]) -> 
         reason=decision.reason.code.value,
         sentence=decision.reason.sentence,
         frees_bytes=decision.frees_bytes,
-        duration_s=0.0,
     )
 
 
@@ -171,11 +164,7 @@ class HistoryRecorder:
             plan_id=self._plan_id,
             dry_run=False,
             result=RUNNING,
-            detail="",
-            predicted_bytes=0,
-            freed_bytes=None,
             percent_before=before.used_percent if before else None,
-            percent_after=None,
             actions=planned,
         )
         if self._writer is not None:

@@ -192,13 +192,14 @@ class UndoResult(Record):
 
     Attributes:
         names: the names of the image before its removal, without its id.
+        outcome: ``restored``, ``present`` (all its names existed again before the undo) or ``failed``.
         detail: cause of the outcome; empty for an outcome without a cause.
     """
 
-    image_id: str
+    id: str
     names: tuple[str, ...]
     outcome: UndoOutcome
-    detail: str = ""
+    detail: str
 
 
 class UndoReport(Record):
@@ -312,7 +313,7 @@ class ImageUndo:
 
         CRI adds restored images to its list with a delay, from containerd's events.
         """
-        missing = {each.image_id for each in results if each.outcome is UndoOutcome.RESTORED}
+        missing = {each.id for each in results if each.outcome is UndoOutcome.RESTORED}
         waited_s, wait_s = 0.0, _FIRST_WAIT_S
         missing -= await self._images.image_ids()
         while missing and waited_s < _LISTED_WITHIN_S:
@@ -320,8 +321,8 @@ class ImageUndo:
             waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
             missing -= await self._images.image_ids()
         return [
-            UndoResult(each.image_id, each.names, UndoOutcome.FAILED, "names restored, but CRI does not list the image")
-            if each.image_id in missing
+            UndoResult(each.id, each.names, UndoOutcome.FAILED, "names restored, but CRI does not list the image")
+            if each.id in missing
             else each
             for each in results
         ]

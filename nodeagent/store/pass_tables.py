@@ -41,8 +41,8 @@ class PastAction(Record):
     detail: str
     reason: str
     sentence: str
-    frees_bytes: int | None
-    duration_s: float
+    frees_bytes: int | None = None
+    duration_s: float = 0.0
 
 
 class PastPass(Record):
@@ -75,11 +75,11 @@ class PastPass(Record):
     plan_id: str
     dry_run: bool
     result: str
-    detail: str
-    predicted_bytes: int
-    freed_bytes: int | None
-    percent_before: int | None
-    percent_after: int | None
+    detail: str = ""
+    predicted_bytes: int = 0
+    freed_bytes: int | None = None
+    percent_before: int | None = None
+    percent_after: int | None = None
     actions: tuple[PastAction, ...] = ()
     eviction: str = ""
     settled_s: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, Self
 
 from nodeagent.api.codec import Document, Part, Time
 from nodeagent.api.common import Filesystem, Reason, Runtime
@@ -11,31 +11,11 @@ from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
     from nodeagent import model
     from nodeagent.gc.plan import breakdown as layer_sharing
     from nodeagent.model.decision import Decision
     from nodeagent.pods.plan.deletion import PodDeletionStatus
-
-
-class ListHeader(TypedDict):
-    """The common header fields of every list."""
-
-    observed_at: datetime
-    runtime: Runtime
-    imagefs: Filesystem | None
-    warnings: tuple[str, ...]
-
-
-def list_header(snapshot: model.NodeSnapshot) -> ListHeader:
-    """Return the common header fields of a list made from a snapshot."""
-    return ListHeader(
-        observed_at=snapshot.observed_at,
-        runtime=Runtime.of(snapshot),
-        imagefs=Filesystem.of_optional(snapshot.image_filesystem),
-        warnings=snapshot.warnings,
-    )
 
 
 class Listing(Document, frozen=True, kw_only=True):
@@ -45,6 +25,17 @@ class Listing(Document, frozen=True, kw_only=True):
     runtime: Runtime
     imagefs: Filesystem | None
     warnings: tuple[str, ...]
+
+    @classmethod
+    def of_snapshot(cls, snapshot: model.NodeSnapshot, **rows: Any) -> Self:  # noqa: ANN401 - the rows of a subclass
+        """Return the list of rows made from a snapshot."""
+        return cls(
+            observed_at=snapshot.observed_at,
+            runtime=Runtime.of(snapshot),
+            imagefs=Filesystem.of_optional(snapshot.image_filesystem),
+            warnings=snapshot.warnings,
+            **rows,
+        )
 
 
 class Image(Part, frozen=True, kw_only=True):

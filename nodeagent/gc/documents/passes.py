@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import UNSET, UnsetType
@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from nodeagent.api import codec
 from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import Filesystem, Reason, Runtime
+from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan import breakdown as storage_breakdown
 from nodeagent.gc.plan import saved_plan
@@ -18,7 +19,6 @@ from nodeagent.model import ImageFilesystem, NodeSnapshot, decision
 from nodeagent.model.decision import Accounting, FilesystemTarget, ItemKind, Verdict
 from nodeagent.model.node import RuntimeInfo
 from nodeagent.schemas import SchemaId
-from nodeagent.text import raw_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,14 +33,6 @@ class FreedSpace(Part, frozen=True, kw_only=True):
 
     path: str
     bytes: int
-
-
-class TargetSpace(Part, frozen=True, kw_only=True):
-    """The target of a plan on one image filesystem; ``pending_bytes`` are freed by the runtime's own GC."""
-
-    path: str
-    wanted_bytes: int
-    pending_bytes: int
 
 
 class ImageFilesystemUsage(Part, frozen=True, kw_only=True):
@@ -71,17 +63,6 @@ class FilesystemEffect(Part, frozen=True, kw_only=True):
 def freed_spaces(values: Iterable[tuple[str, int]]) -> tuple[FreedSpace, ...] | UnsetType:
     """Return the document form of the bytes freed on each image filesystem; unset if empty."""
     return tuple(FreedSpace(path=path, bytes=size) for path, size in values) or UNSET
-
-
-def target_spaces(values: Iterable[FilesystemTarget]) -> tuple[TargetSpace, ...] | UnsetType:
-    """Return the document form of the targets on several image filesystems; unset if empty."""
-    return (
-        tuple(
-            TargetSpace(path=each.path, wanted_bytes=each.wanted_bytes, pending_bytes=each.pending_bytes)
-            for each in values
-        )
-        or UNSET
-    )
 
 
 def image_filesystems(snapshot: NodeSnapshot) -> tuple[ImageFilesystemUsage, ...] | UnsetType:
@@ -120,12 +101,6 @@ def filesystem_effects(values: Iterable[MeasuredFilesystem]) -> tuple[Filesystem
 def spaces_to_model(values: tuple[FreedSpace, ...] | UnsetType) -> tuple[tuple[str, int], ...]:
     """Return the model's form of the bytes freed on each image filesystem, by path."""
     return tuple((each.path, each.bytes) for each in values) if isinstance(values, tuple) else ()
-
-
-def targets_to_model(values: tuple[TargetSpace, ...] | UnsetType) -> tuple[FilesystemTarget, ...]:
-    """Return the planner's form of the targets."""
-    found = values if isinstance(values, tuple) else ()
-    return tuple(FilesystemTarget(each.path, each.wanted_bytes, each.pending_bytes) for each in found)
 
 
 def filesystems_to_model(values: tuple[ImageFilesystemUsage, ...] | UnsetType) -> tuple[ImageFilesystem, ...]:
@@ -186,11 +161,10 @@ class Decision(Part, frozen=True, kw_only=True):
 
 def decision_fields(value: decision.Decision) -> dict[str, Any]:
     """Return the fields of a decision, for the parts that extend ``Decision``."""
-    raw = raw_bytes(value.id)
     return {
         "kind": value.kind,
         "id": value.id,
-        "id_base64": UNSET if raw is None else b64encode(raw).decode(),
+        "id_base64": base64_of(value.id),
         "name": value.name,
         "verdict": value.verdict,
         "reason": Reason.of(value.reason),
@@ -219,7 +193,7 @@ class Plan(Part, frozen=True, kw_only=True):
     blocked: str
     warnings: tuple[str, ...]
     decisions: tuple[Decision, ...]
-    targets: tuple[TargetSpace, ...] | UnsetType = UNSET
+    targets: tuple[FilesystemTarget, ...] | UnsetType = UNSET
 
     @classmethod
     def of(cls, value: decision.Plan) -> Plan:
@@ -235,7 +209,7 @@ class Plan(Part, frozen=True, kw_only=True):
             blocked=value.blocked,
             warnings=value.warnings,
             decisions=tuple(map(Decision.of, value.decisions)),
-            targets=target_spaces(value.targets),
+            targets=value.targets or UNSET,
         )
 
     def to_model(self) -> decision.Plan:
@@ -249,7 +223,7 @@ class Plan(Part, frozen=True, kw_only=True):
             self.pending_bytes,
             self.warnings,
             self.blocked,
-            targets=targets_to_model(self.targets),
+            targets=self.targets or (),
         )
 
 

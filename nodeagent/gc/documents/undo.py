@@ -9,7 +9,7 @@ from nodeagent.api.codec import Document, Number, Part, Time, encode_line
 from nodeagent.api.common import Filesystem, RecordedReason, Runtime
 from nodeagent.gc.documents.passes import Decision, Drift, Preview, Report
 from nodeagent.gc.plan import saved_plan
-from nodeagent.gc.restore import UndoOutcome, by_image
+from nodeagent.gc.restore import UndoResult, by_image
 from nodeagent.model.decision import ItemKind, Verdict
 from nodeagent.schemas import SchemaId
 
@@ -71,20 +71,6 @@ def _pass(pass_id: str, removals: list[UndoableRemoval]) -> UndoablePass:
     )
 
 
-class RestoredImage(Part, frozen=True, kw_only=True):
-    """A removed image with the outcome of its undo.
-
-    Attributes:
-        outcome: ``restored``, ``present`` (all its names existed again before the undo) or ``failed``.
-        detail: cause of the outcome; empty for an outcome without a cause.
-    """
-
-    id: str
-    names: tuple[str, ...]
-    outcome: UndoOutcome
-    detail: str
-
-
 class Undone(Document, frozen=True, kw_only=True, tag=SchemaId.UNDO.value):
     """The outcome of an undo.
 
@@ -97,7 +83,7 @@ class Undone(Document, frozen=True, kw_only=True, tag=SchemaId.UNDO.value):
     undo_id: str
     started_at: Time
     duration_s: Number
-    results: tuple[RestoredImage, ...]
+    results: tuple[UndoResult, ...]
 
     @classmethod
     def of(cls, value: undo.UndoReport) -> Undone:
@@ -107,10 +93,7 @@ class Undone(Document, frozen=True, kw_only=True, tag=SchemaId.UNDO.value):
             undo_id=value.id,
             started_at=value.started_at,
             duration_s=round(value.duration_s, 4),
-            results=tuple(
-                RestoredImage(id=each.image_id, names=each.names, outcome=each.outcome, detail=each.detail)
-                for each in value.results
-            ),
+            results=value.results,
         )
 
 
