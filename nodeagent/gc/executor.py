@@ -7,19 +7,21 @@ loop are logged and recorded. An item with a changed reason code counts as newly
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from nodeagent.clock import Clock
     from nodeagent.model import FsObservation
     from nodeagent.model.decision import Decision, ItemKind, Plan, ReasonCode
+
+T = TypeVar("T")
 
 
 class Outcome(StrEnum):
@@ -349,7 +351,7 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
             if isinstance(remover, BatchRemover):
                 ended = await remover.remove_many(batch, stop)
             else:
-                ended = [await _remove_one(remover, batch[0])]
+                ended = [await caught(remover.remove(batch[0]))]
         except RuntimeUnavailableError as error:
             detail = f"runtime unavailable: {error}"
             for decision in batch:
@@ -373,9 +375,10 @@ def _unless_stopped(results: Sequence[Result], stop: asyncio.Event) -> tuple[Res
     return tuple(results)
 
 
-async def _remove_one(remover: Remover, decision: Decision) -> Result | NodeAgentError:
+async def caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
+    """Return the result of ``work`` or its error; raise RuntimeUnavailableError."""
     try:
-        return await remover.remove(decision)
+        return await work
     except RuntimeUnavailableError:
         raise
     except NodeAgentError as error:

@@ -13,7 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.executor import Outcome, Result
+from nodeagent.gc.executor import Outcome, Result, caught
 from nodeagent.gc.guard import DEFAULT_SETTLE_S, Waits
 from nodeagent.gc.removers import ImageRemover, changed_since
 from nodeagent.gc.transaction import Candidate, LeaseRefusedError, TransactionServices, begin
@@ -173,9 +173,9 @@ class TransactionalImageRemover(ImageRemover):
         Raises:
             RuntimeUnavailableError: the runtime is unavailable; the next pass restores the images of open transactions.
         """
-        chosen = await _catch(self._candidates(decisions))
+        chosen = await caught(self._candidates(decisions))
         if isinstance(chosen, NodeAgentError):  # one retry, since the error fails the whole batch
-            chosen = await _catch(self._candidates(decisions))
+            chosen = await caught(self._candidates(decisions))
         if isinstance(chosen, NodeAgentError):
             return [chosen] * len(decisions)
         results, candidates = chosen
@@ -194,7 +194,7 @@ class TransactionalImageRemover(ImageRemover):
         """
         parts = list(_parts(candidates))
         queue = _Queue(asyncio.Lock(), asyncio.Lock())
-        ended = await asyncio.gather(*(_caught(self._transact(part, stop, queue)) for part in parts))
+        ended = await asyncio.gather(*(_caught_all(self._transact(part, stop, queue)) for part in parts))
         lost = [each for each in ended if isinstance(each, RuntimeUnavailableError)]
         if len(lost) == len(parts):
             raise lost[0]
@@ -236,7 +236,7 @@ class TransactionalImageRemover(ImageRemover):
                     decision, Outcome.CHANGED, "kept: too many names for the record of a removal"
                 )
             elif not any(each.is_id for each in own):
-                results[decision.id] = await _catch(self.remove(decision))  # no id among the names: not stored by CRI
+                results[decision.id] = await caught(self.remove(decision))  # no id among the names: not stored by CRI
             else:
                 candidates.append(Candidate(decision, image, own))
         return results, candidates
@@ -273,7 +273,7 @@ class TransactionalImageRemover(ImageRemover):
 
     async def _through_cri(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
         return [
-            Result(each, Outcome.NOT_ATTEMPTED, "pass stopped") if stop.is_set() else await _catch(self.remove(each))
+            Result(each, Outcome.NOT_ATTEMPTED, "pass stopped") if stop.is_set() else await caught(self.remove(each))
             for each in decisions
         ]
 
@@ -346,17 +346,7 @@ def _recorded_bytes(names: Iterable[ImageName]) -> int:
     return sum(len(each.encoded) for each in names) * 4 // 3
 
 
-async def _catch(work: Coroutine[object, object, T]) -> T | NodeAgentError:
-    """Return the result of ``work`` or its error; raise RuntimeUnavailableError."""
-    try:
-        return await work
-    except RuntimeUnavailableError:
-        raise
-    except NodeAgentError as error:
-        return error
-
-
-async def _caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
+async def _caught_all(work: Coroutine[object, object, T]) -> T | NodeAgentError:
     """Return the result of ``work`` or its error, including RuntimeUnavailableError."""
     try:
         return await work

@@ -7,8 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.executor import BATCH, Outcome, Result
+from nodeagent.gc.executor import BATCH, Outcome, Result, caught
 from nodeagent.gc.plan.consistency import piece_name
 from nodeagent.gc.plan.pod_logs import keep_tree
 from nodeagent.host import pod_logs as log_removal
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.clock import Clock
+    from nodeagent.errors import NodeAgentError
     from nodeagent.gc.guard import RuntimeReader
     from nodeagent.gc.plan.policy import PodLogPolicy
     from nodeagent.model import LogTree, UnreferencedPiece
@@ -159,15 +159,7 @@ class LeakRemover:
         """
         del stop
         unreferenced = {piece_name(each): each for each in await self._find_unreferenced()}
-        results: list[Result | NodeAgentError] = []
-        for decision in decisions:
-            try:
-                results.append(await self._delete(decision, unreferenced.get(decision.name)))
-            except RuntimeUnavailableError:
-                raise
-            except NodeAgentError as error:
-                results.append(error)
-        return results
+        return [await caught(self._delete(each, unreferenced.get(each.name))) for each in decisions]
 
     async def _delete(self, decision: Decision, found: UnreferencedPiece | None) -> Result:
         if found is None:

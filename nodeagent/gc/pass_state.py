@@ -269,11 +269,7 @@ class Measurement:
         Raises:
             NodeAgentError: a filesystem cannot be read.
         """
-        return self.missing_after(await self.read(), low)
-
-    def missing_after(self, measured: Sequence[MeasuredFilesystem], low: int) -> int:
-        """Return the bytes still to be freed to reach the targets of the pass, according to ``measured``."""
-        return sum(missing for _, missing in self._shortfalls(measured, low))
+        return sum(missing for _, missing in self._shortfalls(await self.read(), low))
 
     def shortfall_detail(self, measured: Sequence[MeasuredFilesystem], low: int) -> str:
         """Return the shortfall and the number of kept images by reason code, as a sentence; empty for none."""

@@ -21,7 +21,7 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
     RuntimeUnsupportedError,
 )
-from nodeagent.gc.executor import Outcome, Result
+from nodeagent.gc.executor import Outcome, Result, caught
 from nodeagent.gc.guard import Settled, settle
 from nodeagent.record import Record
 from nodeagent.runtime.connection import run_bounded
@@ -245,16 +245,10 @@ class ImageTransaction:
         await self._services.names.delete_image(name.stored.name, sync=False, target=name.stored.target)
 
     async def _settle(self) -> Settled | NodeAgentError:
-        try:
-            with self._services.waits.waiting():
-                services = self._services
-                return await settle(
-                    services.records.creations, self._wait_for_writes, services.clock, services.settle_s
-                )
-        except RuntimeUnavailableError:
-            raise
-        except NodeAgentError as error:
-            return error
+        services = self._services
+        with services.waits.waiting():
+            creations = services.records.creations
+            return await caught(settle(creations, self._wait_for_writes, services.clock, services.settle_s))
 
     async def _wait_for_writes(self) -> None:
         await self._services.records.leases.wait_for_writes(self._lease.id)
@@ -266,12 +260,8 @@ class ImageTransaction:
             return dict.fromkeys(images, f"image use unreadable: {settled}")
         if settled.unprepared:
             return dict.fromkeys(images, "a container creation in progress has no snapshot yet")
-        try:
-            return await self._users_now(images, settled) if images else {}
-        except RuntimeUnavailableError:
-            raise
-        except NodeAgentError as error:
-            return dict.fromkeys(images, f"image use unreadable: {error}")
+        used = await caught(self._users_now(images, settled)) if images else {}
+        return dict.fromkeys(images, f"image use unreadable: {used}") if isinstance(used, NodeAgentError) else used
 
     async def _users_now(self, images: Mapping[str, Candidate], settled: Settled) -> dict[str, str]:
         tops = {image_id: self._extents[image_id].tops for image_id in images if image_id in self._extents}

@@ -47,7 +47,7 @@ from nodeagent.pods.plan.definitions import (
     read_marks,
     static_by_source,
 )
-from nodeagent.pods.plan.inference import inconsistencies, infer_qos, infer_requests, sum_requests
+from nodeagent.pods.plan.inference import inconsistencies, infer_qos, infer_request, sum_requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -126,7 +126,10 @@ class _Merger:
         derived = infer_qos(pod)
         self._qos = self._best(self._defined.field(attrgetter("qos")), derived)
         self._check_qos(derived)
-        self._requests = infer_requests(pod, self._qos.value, capacity_bytes, assume=assume)
+        self._requests = {
+            each.id: infer_request(pod.traits.get(each.id), self._qos.value, capacity_bytes, assume=assume)
+            for each in pod.running
+        }
 
     def facts(self, reading: PodReading | None) -> PodFacts:
         """Return the merged facts of the pod."""
