@@ -21,10 +21,9 @@ from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.documents import passes as documents
 from nodeagent.gc.documents.passes import BreakdownFields, Report, decode_progress
 from nodeagent.gc.executor import Outcome, PassEnd
-from nodeagent.gc.pass_state import Preview
+from nodeagent.gc.pass_state import Preview, offered_window_s
 from nodeagent.gc.plan.policy import ImageGCPolicy, Scope
 from nodeagent.gc.plan.saved_plan import parse_plan
-from nodeagent.gc.undo_terms import offered_window_s
 from nodeagent.record import Record, field, replace
 from nodeagent.units import format_bytes, format_duration, format_time
 

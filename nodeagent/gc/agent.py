@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,11 +17,14 @@ from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.agent_parts import open_parts, pass_lock
 from nodeagent.gc.collector import MAX_ROUNDS, Collector
 from nodeagent.gc.executor import PassEnd
+from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.pass_history import HistoryRecorder, HistoryWriter, past_pass, past_undo
 from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.consistency import plan_leaks
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import plan_id as make_plan_id
+from nodeagent.gc.remover_factory import RemoverFactory
 from nodeagent.gc.restore import ImageUndo, NotUndoableError, RemovalRecovery
 from nodeagent.gc.snapshot.usage import read_breakdown
 from nodeagent.host.lock import process_lock
@@ -355,11 +359,24 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
     )
     async with opened as parts:
         observer = parts.make_observer()
-        recovery = RemovalRecovery(parts.storage, parts.pass_lock, clock)
-        undo = parts.make_undo()
+        lock = pass_lock(settings)
+        window = timedelta(seconds=settings.undo_window_s if settings.bulk_removal else 0.0)
+        recovery = RemovalRecovery(parts.storage, lock, clock)
+        undo = ImageUndo(parts.storage, parts.cri, lock, clock, window)
+        removers = RemoverFactory(
+            parts.cri,
+            parts.storage,
+            HostLogs(settings.pod_log_root, settings.container_log_root, clock),
+            clock,
+            HoldFile(settings.state_directory).read,
+            observer.images.find_unreferenced,
+            bulk=settings.bulk_removal,
+            settle_s=settings.settle_s,
+            read_pod_images=parts.read_pod_images,
+        )
         collector = Collector(
             observer,
-            parts.make_removers(observer),
+            removers,
             settings.policy,
             clock=clock,
             read_filesystem=parts.read_filesystem,

@@ -20,10 +20,10 @@ from nodeagent.gc.pass_state import (
     plans_for_saved,
     preview_pass,
     readings_of,
+    undo_terms,
 )
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.gc.undo_terms import undo_terms
 from nodeagent.model.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.record import replace
 

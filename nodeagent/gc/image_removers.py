@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.gc.guard import RuntimeReader
+    from nodeagent.gc.pass_state import UndoTerms
     from nodeagent.gc.plan.policy import ImageGCPolicy
     from nodeagent.gc.transaction import ImageTransaction
-    from nodeagent.gc.undo_terms import UndoTerms
     from nodeagent.model import Hold, Image, NodeSnapshot
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage

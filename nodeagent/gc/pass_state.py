@@ -1,4 +1,4 @@
-"""State of one pass: its preview, its progress, and the measured image filesystems."""
+"""State of one pass: its preview, its progress, the measured image filesystems, and the undo window of its removals."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassRepo
 from nodeagent.gc.freed_space import make_visible
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import Scope, Spent
-from nodeagent.model.decision import Accounting, ItemKind
+from nodeagent.model.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.record import Record, replace
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from nodeagent.gc.executor import Result
     from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.model.decision import Decision, Plan
+    from nodeagent.settings.settings import Settings
 
 
 class Observer(Protocol):
@@ -373,3 +374,53 @@ def missing_bytes(observed: FsObservation, low: int) -> int:
     kubelet, so it can be one percent above the threshold although the target is met to the byte.
     """
     return max(0, observed.capacity_bytes * (100 - low) // 100 - observed.available_bytes)
+
+
+MANUAL_TRIGGERS: Final = frozenset({"command", "control", "apply"})
+"""Triggers of passes that a user requested."""
+
+
+class UndoTerms(Record):
+    """The undo window of the removals of a pass.
+
+    Attributes:
+        pass_id: id of the pass.
+        window: time for which a removal can be undone.
+        only_by_age: whether only removals by maximum age have the window; all others free space immediately.
+    """
+
+    pass_id: str
+    window: timedelta
+    only_by_age: bool
+
+    def covers(self, decision: Decision) -> bool:
+        """Return whether a removal has the window."""
+        if decision.kind is not ItemKind.IMAGE:
+            return False
+        return not self.only_by_age or decision.reason.code is ReasonCode.UNUSED_TOO_LONG
+
+
+def offered_window_s(settings: Settings, preview: Preview) -> float:
+    """Return the undo window in seconds of the image removals of a preview that a user requests; 0 without a window.
+
+    Removals through CRI, and removals without containerd's records, free space immediately.
+    """
+    by_name = settings.bulk_removal and preview.snapshot.storage is not None
+    removes_images = any(each.kind is ItemKind.IMAGE for each in preview.removals)
+    return settings.undo_window_s if by_name and removes_images else 0.0
+
+
+def undo_terms(pass_id: str, trigger: str, window: timedelta, *, space_needed: bool) -> UndoTerms | None:
+    """Return the undo window of a pass; ``None`` if its removals free space immediately.
+
+    Args:
+        pass_id: id of the pass.
+        trigger: trigger of the pass.
+        window: the configured window.
+        space_needed: whether the filesystem is above its threshold. A pass of the daemon then frees space immediately;
+            in a pass requested by a user, the window ends with the next pass that needs the space.
+    """
+    manual = trigger in MANUAL_TRIGGERS
+    if window.total_seconds() <= 0 or (space_needed and not manual):
+        return None
+    return UndoTerms(pass_id, window, only_by_age=not manual)

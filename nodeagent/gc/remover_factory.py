@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.gc.executor import BatchRemover, Remover
     from nodeagent.gc.logs import HostLogs
+    from nodeagent.gc.pass_state import UndoTerms
     from nodeagent.gc.plan.policy import GCPolicy
-    from nodeagent.gc.undo_terms import UndoTerms
     from nodeagent.model import Hold, NodeSnapshot, PodImages, UnreferencedPiece
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend

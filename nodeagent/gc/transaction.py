@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.gc.guard import Waits
-    from nodeagent.gc.undo_terms import UndoTerms
+    from nodeagent.gc.pass_state import UndoTerms
     from nodeagent.model import ClockTrust, Image
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage

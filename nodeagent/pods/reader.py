@@ -22,8 +22,18 @@ from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import ContainerState, Role
 from nodeagent.model.pods import PodInventory, PodReading
 from nodeagent.model.pressure import LayerUsage, Moment
-from nodeagent.pods.disk_usage import DiskUsage, PodDiskReader, replace_layers, with_disk_usage, with_layers, with_stats
-from nodeagent.pods.layers import AT_LEAST_ZERO, ExitedLayers, measure_missing, with_further_layers
+from nodeagent.pods.disk_usage import (
+    AT_LEAST_ZERO,
+    DiskUsage,
+    ExitedLayers,
+    PodDiskReader,
+    measure_missing,
+    replace_layers,
+    with_disk_usage,
+    with_further_layers,
+    with_layers,
+    with_stats,
+)
 from nodeagent.pods.plan.facts import ignored_marks, merge_facts
 from nodeagent.pods.plan.groups import group_pods
 from nodeagent.pods.plan.inference import qos_of_cgroup, shutdown_pods
@@ -41,7 +51,7 @@ if TYPE_CHECKING:
     from nodeagent.model import Container, Sandbox
     from nodeagent.model.access import KubeletAccess
     from nodeagent.model.pods import ContainerTraits, PodHandle, RuntimePod
-    from nodeagent.pods.layers import MeasureLayer
+    from nodeagent.pods.disk_usage import MeasureLayer
     from nodeagent.pods.sources import ManifestLister
     from nodeagent.pods.watched import WatchedPods
     from nodeagent.runtime.cri import CriClient

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import ObservationError, RuntimeUnavailableError
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.snapshot.details import DeadLayers, ItemDetails
-from nodeagent.gc.snapshot.filesystems import ImageFilesystemReader
-from nodeagent.gc.snapshot.images import ImageObserver
+from nodeagent.gc.snapshot.images import ImageFilesystemReader, ImageObserver
 from nodeagent.gc.snapshot.lists import CONFIRM_S, ListCheck
 from nodeagent.host import pod_logs as podlogs
 from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
@@ -24,7 +23,7 @@ from nodeagent.loops.clock_reading import read_clocks, with_valid_times
 from nodeagent.model import GapCause, LogTree, NodeSnapshot
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.plan.deletion import checked_pod_list
-from nodeagent.record import Record, replace
+from nodeagent.record import replace
 from nodeagent.runtime.connection import gather_all
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
@@ -110,22 +109,6 @@ async def _no_paths() -> tuple[tuple[str, ...], str]:
     return (), ""
 
 
-class ObserverSettings(Record):
-    """Paths on the node, and the time before a second listing.
-
-    Attributes:
-        imagefs_path: overrides the mount point in ``ImageFsInfo``; empty for no override.
-        pod_log_root: directory of the pod logs.
-        container_log_root: directory of the links to container logs.
-        confirm_s: time before a second reading of contradictory lists.
-    """
-
-    imagefs_path: str
-    pod_log_root: Path
-    container_log_root: Path
-    confirm_s: float = CONFIRM_S
-
-
 class Observer:
     """Observer of a node through its runtime, its filesystems and the agent's state database.
 
@@ -139,7 +122,9 @@ class Observer:
         cri: CriClient,
         storage: StorageBackend,
         *,
-        settings: ObserverSettings,
+        imagefs_path: str,
+        pod_log_root: Path,
+        container_log_root: Path,
         clock: Clock,
         read_boot_id: Callable[[], str],
         read_filesystem: Callable[[str], FsObservation],
@@ -149,26 +134,46 @@ class Observer:
         find_running: FindRunning,
         read_pod_images: PodImageSource = no_pod_images,
         read_pod_list: Callable[[], PodList | None] = lambda: None,
+        confirm_s: float = CONFIRM_S,
     ) -> None:
+        """Compose the observer.
+
+        Args:
+            cri: the runtime.
+            storage: the runtime's own image and layer records.
+            imagefs_path: overrides the mount point in ``ImageFsInfo``; empty for no override.
+            pod_log_root: directory of the pod logs.
+            container_log_root: directory of the links to container logs.
+            clock: dates the readings.
+            read_boot_id: returns the id of the boot.
+            read_filesystem: reads the usage of a filesystem.
+            memory: state kept between observations.
+            read_holds: reads the holds; blocking.
+            read_role: returns the current role of the node.
+            find_running: finds running containers by the kernel's cgroups; blocking.
+            read_pod_images: reads the images that pods of this node reference.
+            read_pod_list: returns the pod list of the API server.
+            confirm_s: time in seconds before a second reading of contradictory lists.
+        """
         self._cri = cri
         self._monotonic_s = clock.monotonic_s
         self._read_clocks: Callable[[], ClockReading] = lambda: read_clocks(clock, read_boot_id())
         self._memory = memory
         self._read_role = read_role
         self._read_pod_list = read_pod_list
-        self._logs = PodLogReader(settings.pod_log_root, settings.container_log_root, clock)
+        self._logs = PodLogReader(pod_log_root, container_log_root, clock)
         self._dead_layers = DeadLayers(cri, storage.measure_layer)
         self._details = ItemDetails(cri)
         self.images = ImageObserver(
             cri,
             storage,
-            filesystems=ImageFilesystemReader(cri, read_filesystem, settings.imagefs_path),
+            filesystems=ImageFilesystemReader(cri, read_filesystem, imagefs_path),
             memory=memory,
             read_holds=read_holds,
             read_pod_images=read_pod_images,
         )
         list_stored, list_records = self.images.list_stored, self.images.list_records
-        self._lists = ListCheck(cri, find_running, list_stored, list_records, confirm_s=settings.confirm_s)
+        self._lists = ListCheck(cri, find_running, list_stored, list_records, confirm_s=confirm_s)
         self.list_problem = ""
 
     async def observe(self, scope: Scope) -> NodeSnapshot:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from nodeagent.errors import NodeAgentError, PassBusyError, UsageError
 from nodeagent.gc import pass_state as measurement
 from nodeagent.gc.executor import Outcome
+from nodeagent.gc.pass_state import undo_terms
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.gc.restore import ImageUndo, NotUndoableError, UndoOutcome
-from nodeagent.gc.undo_terms import undo_terms
 from nodeagent.host.lock import process_lock
 from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.record import replace
