@@ -198,7 +198,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
             )
         else:  # a pass without removals is recorded too, for its shortfall
             report = await agent.run(preview, trigger="command", stop=asyncio.Event())
-        problems = (*agent.store.take_notices(), agent.store.health.problem)
+        problems = (*agent.store.take_notices(), agent.store.problem)
         report = replace(report, warnings=(*report.warnings, *filter(None, problems)))
         breakdown = await agent.break_down_shortfall(report)
     if not request.is_table or report.end is not PassEnd.NOTHING_TO_DO:

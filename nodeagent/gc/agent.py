@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.settings.settings import Settings
-    from nodeagent.store import ClockReading, Store
+    from nodeagent.store.clock_record import ClockReading
+    from nodeagent.store.database import Store
 
 _BREAKDOWN_WITHIN_S: Final = 10.0
 _PASSES_OF_UNDO: Final = 1_000
@@ -274,7 +275,7 @@ class Agent:
             logger.warning("image_removal_recovered", notice=notice)
         for notice in (*self.store.take_notices(), *self.history.take_notices()):
             logger.warning("store_notice", notice=notice)
-        problem = self.store.health.problem or self.history_writer.problem
+        problem = self.store.problem or self.history_writer.problem
         if problem and problem != self._reported_problem:
             logger.warning("store_degraded", problem=problem)
         elif self._reported_problem and not problem:

@@ -31,7 +31,8 @@ from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
 from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage
 from nodeagent.runtime.storage_graph import LayerCache
-from nodeagent.store import Store, gap_limits
+from nodeagent.store.database import Store
+from nodeagent.store.observation import gap_limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

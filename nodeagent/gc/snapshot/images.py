@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.cri_messages import RuntimeStatus
     from nodeagent.runtime.namespace_lists import StorageLists
     from nodeagent.runtime.storage_backend import StorageBackend
-    from nodeagent.store import ClockReading
+    from nodeagent.store.clock_record import ClockReading
 
     PodImageSource = Callable[[], Awaitable[PodImages]]
 

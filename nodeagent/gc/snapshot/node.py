@@ -28,7 +28,7 @@ from nodeagent.runtime.connection import gather_all
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
 from nodeagent.runtime.storage_graph import unlisted_containers
-from nodeagent.store import SnapshotFigures
+from nodeagent.store.database import SnapshotFigures
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from nodeagent.model import ContainerLogLink, FsObservation, Hold, PodList, PodLogDirectory, Role, Sandbox
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
-    from nodeagent.store import ClockReading, Store
+    from nodeagent.store.clock_record import ClockReading
+    from nodeagent.store.database import Store
 
 MAX_TREES_S: Final = 30.0
 """Time limit in seconds for all log trees of one observation; unread trees count as incomplete."""
