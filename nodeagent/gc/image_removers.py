@@ -208,7 +208,10 @@ class TransactionalImageRemover(ImageRemover):
         self, decisions: Sequence[Decision]
     ) -> tuple[dict[str, Result | NodeAgentError], list[Candidate]]:
         """Return the results of images without a transaction, and the candidates for transactions with their names."""
-        listed, stored = await asyncio.gather(self._reader.listed_images(), self._services.records.leases.list_names())
+        images_now, stored = await asyncio.gather(
+            self._actions.list_images(), self._services.records.leases.list_names()
+        )
+        listed = {image.id: image for image in images_now}
         names = names_by_image([listed[each.id] for each in decisions if each.id in listed], stored)
         images = {
             image_id: replace(listed[image_id], pinned=listed[image_id].pinned or any(is_pinned(n.stored) for n in own))
@@ -297,13 +300,13 @@ class TransactionalImageRemover(ImageRemover):
         containerd's CRI service processes deletions from events, so it lists deleted images for a while. Images that
         have a name again are returned without a wait.
         """
-        listed = deleted & await self._reader.image_ids()
+        listed = deleted & await self._actions.image_ids()
         named = {each.name for each in await self._services.names.get_image_names(sorted(listed))}
         stale, waited_s, wait_s = listed - named, 0.0, _FIRST_WAIT_S
         while stale and waited_s < _LISTED_WITHIN_S:
             await asyncio.sleep(wait_s)
             waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
-            stale &= await self._reader.image_ids()
+            stale &= await self._actions.image_ids()
         return frozenset(stale | named)
 
     async def _remove_listed(self, result: Result) -> Result:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.plan.policy import PodLogPolicy
     from nodeagent.model import LogTree, UnreferencedPiece
     from nodeagent.model.decision import Decision
+    from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
 
 
@@ -82,19 +83,18 @@ class PodLogRemover:
 class LogLinkRemover:
     """Remover of one container log link whose target does not exist."""
 
-    def __init__(self, reader: RuntimeReader, logs: HostLogs, container_of: Callable[[str], str]) -> None:
-        self._reader = reader
+    def __init__(self, cri: CriClient, logs: HostLogs) -> None:
+        self._cri = cri
         self._logs = logs
-        self._container_of = container_of
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the link unless its container exists and has not exited.
 
         During a log rotation the target is missing for a moment. Source: kubelet ``removeDeadSymlinks``.
         """
-        container_id = self._container_of(decision.id)
+        container_id = log_removal.link_container_id(decision.id)
         if container_id:
-            container = await self._reader.container(container_id)
+            container = await self._cri.get_container(container_id)
             if container is not None and container.state is not ContainerState.EXITED:
                 return Result(decision, Outcome.CHANGED, f"kept: container is {container.state.value}")
         try:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import force_setattr
 
 from nodeagent.errors import NodeAgentError
 from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassReport, bytes_in_undo_windows
-from nodeagent.gc.freed_space import make_visible
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import Scope, Spent
+from nodeagent.guarded_call import GuardedCall, HangingCallError
+from nodeagent.host.filesystems import start_commits
 from nodeagent.model.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.record import Record, replace
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime, timedelta
 
     from nodeagent.gc.executor import Result
@@ -222,6 +224,21 @@ class PassProgress:
             settled_s=self.settled_s,
             filesystems=tuple(measured) if self.preview.snapshot.image_filesystems else (),
         )
+
+
+_COMMIT_WITHIN_S: Final = 2.0
+_COMMITS: Final = GuardedCall[None]()
+
+
+async def make_visible(paths: Iterable[str]) -> None:
+    """Start a commit on the Btrfs filesystems of these paths; wait at most 2 s for the call to return.
+
+    Without the commit, freed space would appear later and cause further removals or evictions.
+
+    A hanging filesystem occupies one thread; no further commit is started until that call returns.
+    """
+    with suppress(HangingCallError):
+        await _COMMITS.run(partial(start_commits, tuple(paths)), within_s=_COMMIT_WITHIN_S)
 
 
 SETTLE_WITHIN_S: Final = 10.0

@@ -8,7 +8,6 @@ from nodeagent.gc.guard import DEFAULT_SETTLE_S, HURRIED_SETTLE_S, RuntimeReader
 from nodeagent.gc.image_removers import TransactionalImageRemover
 from nodeagent.gc.logs import LeakRemover, LogLinkRemover, PodLogRemover
 from nodeagent.gc.removers import ContainerRemover, ImageRemover, ImageRemoverWithoutLeases, SandboxRemover
-from nodeagent.host import pod_logs as podlogs
 from nodeagent.model.decision import ItemKind
 from nodeagent.pods.images import no_pod_images
 from nodeagent.record import Record
@@ -75,7 +74,7 @@ class RemoverFactory(Record):
             ItemKind.CONTAINER: ContainerRemover(reader, self.cri, self.logs),
             ItemKind.SANDBOX: SandboxRemover(reader, self.cri),
             ItemKind.POD_LOG_DIRECTORY: PodLogRemover(reader, self.logs, policy.logs, snapshot, clock=self.clock),
-            ItemKind.CONTAINER_LOG_LINK: LogLinkRemover(reader, self.logs, podlogs.link_container_id),
+            ItemKind.CONTAINER_LOG_LINK: LogLinkRemover(self.cri, self.logs),
         }
 
     def _image_remover(

@@ -175,12 +175,13 @@ class ContainerRemover:
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the container unless it is running or its pod is active again."""
-        container = await self._reader.container(decision.id)
+        container = await self._actions.get_container(decision.id)
         if container is not None and decision.reason.code is ReasonCode.POD_DELETED:
-            active = await self._pod_activity(container)
+            containers, sandboxes = await self._reader.users()
+            active = pod_activity(container.pod_uid, container.sandbox_id, containers, sandboxes)
             if active:
                 return Result(decision, Outcome.CHANGED, f"kept: {active}")
-            container = await self._reader.container(decision.id)  # may have been started meanwhile
+            container = await self._actions.get_container(decision.id)  # may have been started meanwhile
         if container is None:
             return Result(decision, Outcome.GONE, "already removed")
         if container.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
@@ -188,17 +189,13 @@ class ContainerRemover:
         try:
             await self._actions.remove_container(decision.id)
         except RuntimeTimeoutError:
-            if await self._reader.container(decision.id) is not None:
+            if await self._actions.get_container(decision.id) is not None:
                 raise
-        if await self._reader.container(decision.id) is not None:
+        if await self._actions.get_container(decision.id) is not None:
             detail = "the runtime reported the removal, but the item still exists; logs kept"
             return Result(decision, Outcome.FAILED, detail)
         leftovers = [await self._remove_logs(container), await _leftover_layer(self._reader, decision.id)]
         return Result(decision, Outcome.DONE, "; ".join(filter(None, leftovers)), freed_bytes=decision.frees_bytes)
-
-    async def _pod_activity(self, container: Container) -> str:
-        containers, sandboxes = await self._reader.users()
-        return pod_activity(container.pod_uid, container.sandbox_id, containers, sandboxes)
 
     async def _remove_logs(self, container: Container) -> str:
         if not container.log_path:

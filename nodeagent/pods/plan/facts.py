@@ -243,7 +243,7 @@ class _Merger:
         A pod without a definition is assumed not to be critical; the fact is unknown if the pod has no containers or a
         status was not read.
         """
-        spec = self._defined.authoritative
+        spec = self._defined.verified or self._defined.manifest
         if spec is None:
             containers = self._pod.running or self._pod.containers
             known = (
