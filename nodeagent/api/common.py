@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.api.codec import Part, Time
+from nodeagent.api.codec import Part, Time, equal_fields
 from nodeagent.model import FsObservation, Role
 from nodeagent.model.decision import ReasonCode, sentence_of
 
@@ -54,15 +54,7 @@ class Filesystem(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: FsObservation) -> Filesystem:
         """Return the document form of a reading."""
-        return cls(
-            path=value.path,
-            capacity_bytes=value.capacity_bytes,
-            available_bytes=value.available_bytes,
-            used_percent=value.used_percent,
-            inodes=value.inodes,
-            inodes_free=value.inodes_free,
-            observed_at=value.observed_at,
-        )
+        return cls(**equal_fields(cls, value))
 
     @classmethod
     def of_optional(cls, value: FsObservation | None) -> Filesystem | None:
@@ -94,11 +86,4 @@ class Runtime(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, snapshot: NodeSnapshot) -> Runtime:
         """Return the document form of the runtime and role in a snapshot."""
-        info = snapshot.runtime
-        return cls(
-            name=info.name,
-            version=info.version,
-            api_version=info.api_version,
-            endpoint=info.endpoint,
-            role=snapshot.role,
-        )
+        return cls(**equal_fields(cls, snapshot.runtime, role=snapshot.role))

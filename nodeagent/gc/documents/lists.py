@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from nodeagent.api.codec import Document, Part, Time
+from nodeagent.api.codec import Document, Part, Time, equal_fields
 from nodeagent.api.common import Filesystem, Reason, Runtime
 from nodeagent.model.decision import Accounting, Verdict
 from nodeagent.schemas import SchemaId
@@ -29,13 +29,8 @@ class Listing(Document, frozen=True, kw_only=True):
     @classmethod
     def of_snapshot(cls, snapshot: model.NodeSnapshot, **rows: Any) -> Self:  # noqa: ANN401 - the rows of a subclass
         """Return the list of rows made from a snapshot."""
-        return cls(
-            observed_at=snapshot.observed_at,
-            runtime=Runtime.of(snapshot),
-            imagefs=Filesystem.of_optional(snapshot.image_filesystem),
-            warnings=snapshot.warnings,
-            **rows,
-        )
+        imagefs = Filesystem.of_optional(snapshot.image_filesystem)
+        return cls(**equal_fields(cls, snapshot, runtime=Runtime.of(snapshot), imagefs=imagefs, **rows))
 
 
 class Image(Part, frozen=True, kw_only=True):
@@ -143,22 +138,15 @@ class Container(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, container: model.Container, decision: Decision) -> Container:
         """Return the document form of a container."""
-        return cls(
-            id=container.id,
-            name=container.name,
-            attempt=container.attempt,
-            pod_namespace=container.pod_namespace,
-            pod_name=container.pod_name,
-            pod_uid=container.pod_uid,
-            sandbox_id=container.sandbox_id,
+        fields = equal_fields(
+            cls,
+            container,
             state=container.state.value,
             image=container.image_name or container.image_ref,
-            created_at=container.created_at,
-            finished_at=container.finished_at,
-            exit_code=container.exit_code,
             verdict=decision.verdict,
             reason=Reason.of(decision.reason),
         )
+        return cls(**fields)
 
 
 class Containers(Listing, frozen=True, kw_only=True, tag=SchemaId.CONTAINERS.value):

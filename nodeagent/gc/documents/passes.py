@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec import UNSET, UnsetType
 
 from nodeagent.api import codec
-from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.codec import Document, Number, Part, Time, equal_fields
 from nodeagent.api.common import Filesystem, Reason, Runtime
 from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.executor import Outcome, PassEnd
@@ -198,19 +198,8 @@ class Plan(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: decision.Plan) -> Plan:
         """Return the document form of a plan."""
-        return cls(
-            kind=value.kind,
-            made_at=value.made_at,
-            accounting=value.accounting,
-            wanted_bytes=value.wanted_bytes,
-            pending_bytes=value.pending_bytes,
-            frees_bytes=value.frees_bytes,
-            shortfall_bytes=value.shortfall_bytes,
-            blocked=value.blocked,
-            warnings=value.warnings,
-            decisions=tuple(map(Decision.of, value.decisions)),
-            targets=value.targets or UNSET,
-        )
+        decisions = tuple(map(Decision.of, value.decisions))
+        return cls(**equal_fields(cls, value, decisions=decisions, targets=value.targets or UNSET))
 
     def to_model(self) -> decision.Plan:
         """Return the planner's form of the plan."""
@@ -262,13 +251,13 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
         undo_window_s: float = 0.0,
     ) -> Preview:
         """Return the document of plans made from a snapshot, with the thresholds of a policy."""
-        return cls(
+        fields = equal_fields(
+            cls,
+            snapshot,
             scope=scope,
             dry_run=True,
-            observed_at=snapshot.observed_at,
             runtime=Runtime.of(snapshot),
             imagefs=Filesystem.of_optional(snapshot.image_filesystem),
-            warnings=snapshot.warnings,
             plans=tuple(map(Plan.of, plans)),
             imagefs_problem=snapshot.image_filesystem_error,
             high_percent=None if policy is None else policy.high_threshold_percent,
@@ -276,6 +265,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             image_filesystems=image_filesystems(snapshot),
             undo_window_s=undo_window_s,
         )
+        return cls(**fields)
 
     def snapshot(self) -> NodeSnapshot:
         """Return a snapshot with the contents of the document: runtime, role, image filesystem and warnings."""
@@ -439,30 +429,21 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
         drift: Iterable[saved_plan.Drift] | None = None,
     ) -> Report:
         """Return the document of a pass; ``drift`` is that of an applied saved plan, ``None`` for other passes."""
-        return cls(
+        fields = equal_fields(
+            cls,
+            value,
             pass_id=value.id,
-            scope=value.scope,
-            trigger=value.trigger,
-            dry_run=value.dry_run,
-            started_at=value.started_at,
             duration_s=round(value.duration_s, 4),
             settled_s=round(value.settled_s, 4),
-            end=value.end,
-            end_detail=value.end_detail,
-            predicted_bytes=value.predicted_bytes,
-            collected_bytes=value.collected_bytes,
-            freed_bytes=value.freed_bytes,
             imagefs_before=Filesystem.of_optional(value.before),
             imagefs_after=Filesystem.of_optional(value.after),
-            warnings=value.warnings,
             results=tuple(map(ResultFields.of_result, value.results)),
             plans=tuple(map(Plan.of, value.plans)),
-            undo_until=value.undo_until,
-            undo_bytes=value.undo_bytes,
             breakdown=UNSET if breakdown is None else BreakdownFields.of(breakdown),
             drift=UNSET if drift is None else tuple(map(Drift.of, drift)),
             filesystems=filesystem_effects(value.filesystems),
         )
+        return cls(**fields)
 
 
 def decode_progress(text: str) -> Result | Report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.api.codec import Document, Number, Part, Time, encode_line
+from nodeagent.api.codec import Document, Number, Part, Time, encode_line, equal_fields
 from nodeagent.api.common import Filesystem, RecordedReason, Runtime
 from nodeagent.gc.documents.passes import Decision, Drift, Preview, Report
 from nodeagent.gc.plan import saved_plan
@@ -88,13 +88,7 @@ class Undone(Document, frozen=True, kw_only=True, tag=SchemaId.UNDO.value):
     @classmethod
     def of(cls, value: undo.UndoReport) -> Undone:
         """Return the document of an undo."""
-        return cls(
-            pass_id=value.pass_id,
-            undo_id=value.id,
-            started_at=value.started_at,
-            duration_s=round(value.duration_s, 4),
-            results=value.results,
-        )
+        return cls(**equal_fields(cls, value, undo_id=value.id, duration_s=round(value.duration_s, 4)))
 
 
 class Apply(Document, frozen=True, kw_only=True, tag=SchemaId.APPLY.value):
@@ -121,14 +115,8 @@ class SavedItem(Part, frozen=True, kw_only=True):
         """Return the document form of an item; ``None`` for ``None``."""
         if value is None:
             return None
-        return cls(
-            kind=value.kind,
-            id=value.id,
-            name=value.name,
-            verdict=value.verdict,
-            reason=RecordedReason(code=value.code, sentence=value.sentence),
-            frees_bytes=value.frees_bytes,
-        )
+        reason = RecordedReason(code=value.code, sentence=value.sentence)
+        return cls(**equal_fields(cls, value, reason=reason))
 
 
 class Difference(Part, frozen=True, kw_only=True):
