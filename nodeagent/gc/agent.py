@@ -314,11 +314,8 @@ def _abandoning(recorder: HistoryRecorder) -> Iterator[None]:
     """Record the pass as interrupted if the block raises."""
     try:
         yield
-    except asyncio.CancelledError:
-        recorder.abandon("cancelled")
-        raise
-    except BaseException:
-        recorder.abandon("crashed")
+    except BaseException as error:
+        recorder.abandon("cancelled" if isinstance(error, asyncio.CancelledError) else "crashed")
         raise
 
 

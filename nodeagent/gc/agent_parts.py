@@ -20,8 +20,9 @@ from nodeagent.host.database_revision import read_database_revision
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import lock_identity
 from nodeagent.host.node import boot_id
+from nodeagent.kube.manifests import ManifestReader
 from nodeagent.loops.clock_reading import read_clocks
-from nodeagent.pods.images import make_bound_pods, make_pod_image_reader
+from nodeagent.pods.images import PodImageReader, make_bound_pods
 from nodeagent.pods.role import RoleWatch
 from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import Record
@@ -128,7 +129,8 @@ async def open_parts(  # noqa: PLR0913 - the options of open_agent
         storage = _storage_backend(settings, connection, clock, store, reuses_lists=reuses_lists)
         cri = CriClient(connection, reuses_lists=reuses_lists)
         bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
-        read_pod_images = make_pod_image_reader(settings.kubelet, clock, bound_pods, watched).read
+        manifests = None if settings.kubelet.manifests is None else ManifestReader(settings.kubelet.manifests)
+        read_pod_images = PodImageReader(clock, bound=bound_pods, manifests=manifests, watched=watched).read
         yield AgentParts(settings, clock, cri, storage, store, roles, bound_pods, watched, read_pod_images)
 
 

@@ -345,7 +345,7 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
             position += 1
             continue
         remover = removers[decisions[position].kind]
-        batch = _next_batch(decisions, position, removers)
+        batch = _next_batch(decisions, position, remover)
         started_s = clock.monotonic_s()
         try:
             if isinstance(remover, BatchRemover):
@@ -385,12 +385,9 @@ async def caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
         return error
 
 
-def _next_batch(
-    decisions: Sequence[Decision], position: int, removers: Mapping[ItemKind, Remover | BatchRemover]
-) -> Sequence[Decision]:
+def _next_batch(decisions: Sequence[Decision], position: int, remover: Remover | BatchRemover) -> Sequence[Decision]:
     """Return the next decisions on one kind of item: up to a batch for a batch remover, otherwise one decision."""
     kind = decisions[position].kind
-    remover = removers[kind]
     if not isinstance(remover, BatchRemover):
         return decisions[position : position + 1]
     end = position + 1

@@ -105,7 +105,7 @@ def past_action(result: Result, names: Mapping[str, tuple[str, ...]]) -> PastAct
 
 
 class PassStart(Record):
-    """Start of a pass, reported before the first removal.
+    """Start of a pass, reported before the first removal; the attributes are the fields of its log event.
 
     Attributes:
         planned: number of planned removals.

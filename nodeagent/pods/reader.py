@@ -196,8 +196,6 @@ class PodSettings(Record):
     """Sources of pod facts.
 
     Attributes:
-        role: role of the agent. On a node without a kubelet, a pod that no source declares critical is assumed not to
-            be critical; beside a kubelet no fact is assumed.
         node_name: suffix of the names of static pods; empty for the host name.
         pod_log_root: parent of the log directories of pods without a configured log directory.
         kubelet_root: the kubelet's root directory, which contains the volumes of pods.
@@ -207,7 +205,6 @@ class PodSettings(Record):
         memory_stalls: whether the memory stalls of pods are read.
     """
 
-    role: Role
     node_name: str = ""
     pod_log_root: Path = Path("/var/log/pods")
     kubelet_root: Path = KUBELET_ROOT
@@ -236,7 +233,7 @@ class PodReader:
         clock: Clock,
         kubelet: PodLister | None = None,
         root: Path = Path("/"),
-        role: Callable[[], Role] | None = None,
+        role: Callable[[], Role],
         measure_layer: MeasureLayer | None = None,
         watched: WatchedPods | None = None,
     ) -> None:
@@ -248,14 +245,15 @@ class PodReader:
             clock: dates the readings.
             kubelet: source of the kubelet's pod list; ``None`` to use ``settings.kubelet``.
             root: parent of ``proc`` and ``sys``.
-            role: returns the current role, which changes at run time; ``None`` to use the role in ``settings``.
+            role: returns the current role, which changes at run time. On a node without a kubelet, a pod that no source
+                declares critical is assumed not to be critical; beside a kubelet no fact is assumed.
             measure_layer: returns the usage of a writable layer by snapshotter and container id, for layers that
                 neither the runtime's statistics nor the mounts include; ``None`` if such usage remains unknown.
             watched: the watched pods of the API server; ``None`` without a watch.
         """
         self._cri = cri
         self._clock = clock
-        self._role = role or (lambda: settings.role)
+        self._role = role
         self._exited_layers = None if measure_layer is None else ExitedLayers(measure_layer)
         if kubelet is None and settings.kubelet is not None:
             kubelet = KubeletPods(settings.kubelet, port_owners)
@@ -421,7 +419,6 @@ def make_pod_reader(  # noqa: PLR0913 - the sources of a reader
     """
     kubelet = settings.kubelet
     sources = PodSettings(
-        role(),
         node_name=kubelet.node_name,
         pod_log_root=settings.pod_log_root,
         kubelet=kubelet.access,
