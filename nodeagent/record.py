@@ -8,7 +8,8 @@ Record classes with tens of thousands of instances on a large node are excluded 
 a reference cycle.
 """
 
-from typing import TYPE_CHECKING, dataclass_transform
+from functools import cache
+from typing import TYPE_CHECKING, Any, dataclass_transform
 
 from msgspec import Struct, field
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 else:
     from msgspec.structs import replace
 
-__all__ = ["KeyedRecord", "Record", "field", "replace"]
+__all__ = ["KeyedRecord", "Record", "equal_fields", "field", "replace"]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -43,3 +44,17 @@ class KeyedRecord(Record, eq=False):
     def __hash__(self) -> int:
         """Return the hash of the compared fields."""
         return hash(self.equality_key)
+
+
+def equal_fields(kind: type[Struct], value: Any, /, **changed: Any) -> dict[str, Any]:  # noqa: ANN401 - any value
+    """Return the fields of a struct made from a value of another class: its attributes of equal name, and ``changed``.
+
+    Only attributes that the class of the value declares are read.
+    """
+    names = _common_names(kind, type(value))  # type: ignore[arg-type]  # mypy: a class is not hashable
+    return {name: getattr(value, name) for name in names if name not in changed} | changed
+
+
+@cache
+def _common_names(kind: type[Struct], value: type) -> tuple[str, ...]:
+    return tuple(name for name in kind.__struct_fields__ if hasattr(value, name))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
@@ -42,17 +41,6 @@ class Document(Struct, frozen=True, kw_only=True, tag_field="schema"):
 
 
 D = TypeVar("D", bound=Document)
-
-
-def equal_fields(kind: type[Struct], value: Any, /, **changed: Any) -> dict[str, Any]:  # noqa: ANN401 - any value
-    """Return the fields of a document made from a value: its attributes of equal name, and the ``changed`` fields."""
-    names = _common_names(kind, type(value))  # type: ignore[arg-type]  # mypy: a class is not hashable
-    return {name: getattr(value, name) for name in names if name not in changed} | changed
-
-
-@cache
-def _common_names(kind: type[Struct], value: type) -> tuple[str, ...]:
-    return tuple(name for name in kind.__struct_fields__ if hasattr(value, name))
 
 
 def schema_id(document: Document | type[Document]) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.api.codec import Part, Time, equal_fields
+from nodeagent.api.codec import Part, Time
 from nodeagent.model import FsObservation, Role
 from nodeagent.model.decision import ReasonCode, sentence_of
+from nodeagent.record import equal_fields
 
 if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot, decision
@@ -63,15 +64,7 @@ class Filesystem(Part, frozen=True, kw_only=True):
 
     def to_model(self) -> FsObservation:
         """Return the model's form of the reading, with device id 0, since documents contain no device id."""
-        return FsObservation(
-            path=self.path,
-            device_id=0,
-            capacity_bytes=self.capacity_bytes,
-            available_bytes=self.available_bytes,
-            inodes=self.inodes,
-            inodes_free=self.inodes_free,
-            observed_at=self.observed_at,
-        )
+        return FsObservation(**equal_fields(FsObservation, self, device_id=0))
 
 
 class Runtime(Part, frozen=True, kw_only=True):

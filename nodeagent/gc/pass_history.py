@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import ItemKind
-from nodeagent.record import Record, replace
+from nodeagent.record import Record, equal_fields, replace
 from nodeagent.store.history import PastAction, PastPass
 from nodeagent.store.write_ahead import PLANNED, RUNNING
 
@@ -33,23 +33,17 @@ def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastP
     """Return the history record of a pass with every planned removal; image names are from ``snapshot``."""
     removed = {result.decision.id for result in report.results}
     names = {image.id: image.references for image in snapshot.images if image.id in removed} if removed else {}
-    return PastPass(
-        id=report.id,
-        started_at=report.started_at,
-        duration_s=report.duration_s,
-        trigger=report.trigger,
-        scope=report.scope,
+    fields = equal_fields(
+        PastPass,
+        report,
         plan_id=plan_id,
-        dry_run=report.dry_run,
         result=report.end.value,
         detail=report.end_detail,
-        predicted_bytes=report.predicted_bytes,
-        freed_bytes=report.freed_bytes,
         percent_before=report.before.used_percent if report.before else None,
         percent_after=report.after.used_percent if report.after else None,
         actions=tuple(past_action(result, names) for result in report.results),
-        settled_s=report.settled_s,
     )
+    return PastPass(**fields)
 
 
 def past_undo(report: UndoReport) -> PastPass:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from nodeagent.api.codec import Document, Part, Time, equal_fields
+from nodeagent.api.codec import Document, Part, Time
 from nodeagent.api.common import Reason, RecordedReason
 from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.documents.passes import Decision, decision_fields
+from nodeagent.record import equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
 
-from nodeagent.api.codec import Document, Number, Part, Time, equal_fields
+from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import RecordedReason
+from nodeagent.record import equal_fields
 from nodeagent.schemas import SchemaId
 from nodeagent.text import raw_bytes
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from nodeagent.api.codec import Document, Part, Time, equal_fields
+from nodeagent.api.codec import Document, Part, Time
 from nodeagent.gc.plan.keep_rules import holds_in_force, left_in_boot_s
 from nodeagent.model import ALL_IMAGES, TRUSTED
+from nodeagent.record import equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

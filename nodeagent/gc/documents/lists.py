@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from nodeagent.api.codec import Document, Part, Time, equal_fields
+from nodeagent.api.codec import Document, Part, Time
 from nodeagent.api.common import Filesystem, Reason, Runtime
 from nodeagent.model.decision import Accounting, Verdict
+from nodeagent.record import equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

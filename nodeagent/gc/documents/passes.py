@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec import UNSET, UnsetType
 
 from nodeagent.api import codec
-from nodeagent.api.codec import Document, Number, Part, Time, equal_fields
+from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import Filesystem, Reason, Runtime
 from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.executor import Outcome, PassEnd
@@ -18,6 +18,7 @@ from nodeagent.gc.plan.breakdown import Part as StoragePart
 from nodeagent.model import ImageFilesystem, NodeSnapshot, decision
 from nodeagent.model.decision import Accounting, FilesystemTarget, ItemKind, Verdict
 from nodeagent.model.node import RuntimeInfo
+from nodeagent.record import equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -60,11 +61,6 @@ class FilesystemEffect(Part, frozen=True, kw_only=True):
     after: Filesystem
 
 
-def freed_spaces(values: Iterable[tuple[str, int]]) -> tuple[FreedSpace, ...] | UnsetType:
-    """Return the document form of the bytes freed on each image filesystem; unset if empty."""
-    return tuple(FreedSpace(path=path, bytes=size) for path, size in values) or UNSET
-
-
 def image_filesystems(snapshot: NodeSnapshot) -> tuple[ImageFilesystemUsage, ...] | UnsetType:
     """Return the document form of several image filesystems; unset on a node with only one."""
     return (
@@ -95,25 +91,6 @@ def filesystem_effects(values: Iterable[MeasuredFilesystem]) -> tuple[Filesystem
             for each in values
         )
         or UNSET
-    )
-
-
-def spaces_to_model(values: tuple[FreedSpace, ...] | UnsetType) -> tuple[tuple[str, int], ...]:
-    """Return the model's form of the bytes freed on each image filesystem, by path."""
-    return tuple((each.path, each.bytes) for each in values) if isinstance(values, tuple) else ()
-
-
-def filesystems_to_model(values: tuple[ImageFilesystemUsage, ...] | UnsetType) -> tuple[ImageFilesystem, ...]:
-    """Return the model's form of several image filesystems."""
-    found = values if isinstance(values, tuple) else ()
-    return tuple(
-        ImageFilesystem(
-            each.path,
-            frozenset(each.snapshotters) | ({""} if each.content else set()),
-            None if each.usage is None else each.usage.to_model(),
-            each.problem,
-        )
-        for each in found
     )
 
 
@@ -155,7 +132,7 @@ class Decision(Part, frozen=True, kw_only=True):
             reason,
             self.frees_bytes,
             self.frees_inodes,
-            spaces_to_model(self.frees_on),
+            tuple((each.path, each.bytes) for each in self.frees_on or ()),
         )
 
 
@@ -170,7 +147,7 @@ def decision_fields(value: decision.Decision) -> dict[str, Any]:
         "reason": Reason.of(value.reason),
         "frees_bytes": value.frees_bytes,
         "frees_inodes": value.frees_inodes,
-        "frees_on": freed_spaces(value.frees_on),
+        "frees_on": tuple(FreedSpace(path=path, bytes=size) for path, size in value.frees_on) or UNSET,
     }
 
 
@@ -203,17 +180,8 @@ class Plan(Part, frozen=True, kw_only=True):
 
     def to_model(self) -> decision.Plan:
         """Return the planner's form of the plan."""
-        return decision.Plan(
-            self.kind,
-            self.made_at,
-            tuple(each.to_model() for each in self.decisions),
-            self.accounting,
-            self.wanted_bytes,
-            self.pending_bytes,
-            self.warnings,
-            self.blocked,
-            targets=self.targets or (),
-        )
+        decisions = tuple(each.to_model() for each in self.decisions)
+        return decision.Plan(**equal_fields(decision.Plan, self, decisions=decisions, targets=self.targets or ()))
 
 
 class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
@@ -276,7 +244,15 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             runtime.role,
             image_filesystem=None if self.imagefs is None else self.imagefs.to_model(),
             image_filesystem_error=self.imagefs_problem,
-            image_filesystems=filesystems_to_model(self.image_filesystems),
+            image_filesystems=tuple(
+                ImageFilesystem(
+                    each.path,
+                    frozenset(each.snapshotters) | ({""} if each.content else set()),
+                    None if each.usage is None else each.usage.to_model(),
+                    each.problem,
+                )
+                for each in self.image_filesystems or ()
+            ),
             warnings=self.warnings,
         )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.api.codec import Document, Number, Part, Time, encode_line, equal_fields
+from nodeagent.api.codec import Document, Number, Part, Time, encode_line
 from nodeagent.api.common import Filesystem, RecordedReason, Runtime
 from nodeagent.gc.documents.passes import Decision, Drift, Preview, Report
 from nodeagent.gc.plan import saved_plan
 from nodeagent.gc.restore import UndoResult, by_image
 from nodeagent.model.decision import ItemKind, Verdict
+from nodeagent.record import equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ from nodeagent.pods.plan.definitions import (
     static_by_source,
 )
 from nodeagent.pods.plan.inference import inconsistencies, infer_qos, infer_request, sum_requests
+from nodeagent.record import equal_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -337,17 +338,11 @@ def _priority_of(spec: PodSpec) -> int | None:
 def _usage(reading: PodReading | None) -> PodUsage | None:
     if reading is None or reading == _NO_READING:
         return None
-    return PodUsage(
-        memory_bytes=reading.memory_bytes,
-        swap_bytes=reading.swap_bytes,
-        pids=reading.pids,
+    fields = equal_fields(
+        PodUsage,
+        reading,
         writable=reading.writable or Footprint(),
         logs=reading.logs or Footprint(),
         volumes=reading.volumes or Footprint(),
-        ephemeral_bytes=reading.ephemeral_bytes,
-        layers=reading.layers,
-        memory_volumes_bytes=reading.memory_volumes_bytes,
-        memory_cache_bytes=reading.memory_cache_bytes,
-        stalled_some_percent=reading.stalled_some_percent,
-        stalled_full_percent=reading.stalled_full_percent,
     )
+    return PodUsage(**fields)
