@@ -13,7 +13,7 @@ from nodeagent.model import ContainerState, Role
 from nodeagent.model.clock import clock_untrusted, earlier
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
 from nodeagent.pods.plan.deletion import check_pods, contradiction, pod_uid_of
-from nodeagent.pods.plan.groups import container_name, sandbox_name
+from nodeagent.pods.plan.groups import sandbox_name
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def plan_container_gc(
         kept += _within_limits(members, statuses.get(uid), sizes)
     sort_by_name(kept)
     decisions = [
-        Decision(_CONTAINER, each.id, container_name(each), _REMOVE, reason, sizes.get(each.id))
+        Decision(_CONTAINER, each.id, each.display_name, _REMOVE, reason, sizes.get(each.id))
         for each, reason in removed
     ]
     return withheld(Plan("containers", snapshot.observed_at, (*decisions, *kept)), snapshot.contradictions)
@@ -144,7 +144,7 @@ class _Classifier:
             if keep is None:
                 self._add_candidate(position, container)
                 continue
-            name = container_name(container)
+            name = container.display_name
             self.kept.append(Decision(_CONTAINER, container.id, name, _KEEP, keep, sizes.get(container.id)))
         for members in self.units.values():
             if len(members) > 1:
@@ -204,7 +204,7 @@ def _running(containers: tuple[Container, ...]) -> tuple[tuple[Decision, ...], f
 
 
 def _newest(container: Container, sizes: Mapping[str, int]) -> Decision:
-    name = container_name(container)
+    name = container.display_name
     reason = Reason(ReasonCode.NEWEST_DEAD_CONTAINER, {"name": name})
     return Decision(_CONTAINER, container.id, name, _KEEP, reason, sizes.get(container.id))
 
@@ -218,7 +218,7 @@ def _remove_over_unit_limit(units: dict[_Unit, list[_Candidate]], limit: int) ->
             del members[limit:]
     removals: list[_Removal] = []
     for (*_, container), rank in sorted(over, key=itemgetter(0)):
-        name = container_name(container)
+        name = container.display_name
         reason = Reason(ReasonCode.OVER_PER_CONTAINER_LIMIT, {"rank": rank, "name": name, "limit": limit})
         removals.append((container, reason))
     return removals
@@ -249,7 +249,7 @@ def _within_limits(
 ) -> Iterator[Decision]:
     note = f" ({status.how})" if status is not None else ""
     for rank, (*_, container) in enumerate(members, start=1):
-        name = container_name(container)
+        name = container.display_name
         reason = Reason(_WITHIN_LIMITS, {"rank": rank, "name": name, "note": note})
         yield Decision(_CONTAINER, container.id, name, _KEEP, reason, sizes.get(container.id))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.plan.image_users import ImageUsers
     from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.model import FsObservation, NodeSnapshot, StorageGraph
-    from nodeagent.model.decision import Decision, Plan
+    from nodeagent.model.decision import Plan
 
 
 def project_with_users(
@@ -101,11 +101,6 @@ class GCPlan(Record):
         """The plans of the pass in order of execution."""
         made = (self.containers, self.sandboxes, self.logs)
         return made if self.images is None else (*made, self.images)
-
-    @property
-    def removals(self) -> tuple[Decision, ...]:
-        """The removals of all plans in order of execution."""
-        return tuple(decision for plan in self.plans for decision in plan.removals)
 
 
 def plan_containers(

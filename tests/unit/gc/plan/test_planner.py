@@ -68,7 +68,6 @@ def test_each_plan_is_made_on_the_projection_after_the_previous_plan() -> None:
     assert made.images is not None
     assert removed(made.images) == ["idle", "held", "infra"]
     assert decided(made.images, "shared").reason.code.value == "in-use-by-container"
-    assert [each.id for each in made.removals] == [each.id for plan in made.plans for each in plan.removals]
 
 
 def test_plan_of_containers_has_no_image_plan() -> None:

@@ -202,7 +202,7 @@ def remembered(node: NodeSnapshot) -> NodeSnapshot:
 
 def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
     """Return the node as observed after a pass that executes the plan without failures."""
-    removed_ids = {(each.kind, each.id) for each in made.removals}
+    removed_ids = {(each.kind, each.id) for plan in made.plans for each in plan.removals}
     freed = sum(plan.frees_bytes for plan in (made.containers, made.images) if plan is not None)
     fs = node.image_filesystem
     storage = node.storage
