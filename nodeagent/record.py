@@ -9,7 +9,8 @@ a reference cycle.
 """
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, dataclass_transform
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, dataclass_transform
 
 from msgspec import Meta, Struct, field
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 else:
     from msgspec.structs import replace
 
-__all__ = ["KeyedRecord", "Record", "Time", "field", "replace"]
+__all__ = ["KeyedRecord", "Record", "Time", "equal_fields", "field", "replace"]
 
 Time = Annotated[datetime, Meta(tz=True)]
 """An aware time; a stored or received time without a time zone is an error."""
@@ -47,3 +48,17 @@ class KeyedRecord(Record, eq=False):
     def __hash__(self) -> int:
         """Return the hash of the compared fields."""
         return hash(self.equality_key)
+
+
+def equal_fields(kind: type[Struct], value: Any, /, **changed: Any) -> dict[str, Any]:  # noqa: ANN401 - any value
+    """Return the fields of a struct made from a value of another class: its attributes of equal name, and ``changed``.
+
+    Only attributes that the class of the value declares are read.
+    """
+    names = _common_names(kind, type(value))  # type: ignore[arg-type]  # mypy: a class is not hashable
+    return {name: getattr(value, name) for name in names if name not in changed} | changed
+
+
+@cache
+def _common_names(kind: type[Struct], value: type) -> tuple[str, ...]:
+    return tuple(name for name in kind.__struct_fields__ if hasattr(value, name))

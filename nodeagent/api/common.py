@@ -9,7 +9,7 @@ from msgspec import convert, structs
 from nodeagent.api.codec import Part
 from nodeagent.model import FsObservation, Role
 from nodeagent.model.decision import ReasonCode, sentence_of
-from nodeagent.record import Time
+from nodeagent.record import Time, equal_fields
 
 if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot, decision
@@ -66,15 +66,7 @@ class Filesystem(Part, frozen=True, kw_only=True):
 
     def to_model(self) -> FsObservation:
         """Return the model's form of the reading, with device id 0, since documents contain no device id."""
-        return FsObservation(
-            path=self.path,
-            device_id=0,
-            capacity_bytes=self.capacity_bytes,
-            available_bytes=self.available_bytes,
-            inodes=self.inodes,
-            inodes_free=self.inodes_free,
-            observed_at=self.observed_at,
-        )
+        return FsObservation(**equal_fields(FsObservation, self, device_id=0))
 
 
 class RuntimeVersion(Part, frozen=True, kw_only=True):

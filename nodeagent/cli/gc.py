@@ -20,10 +20,9 @@ from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.documents import passes as documents
 from nodeagent.gc.documents.passes import BreakdownFields, Report, decode_progress
 from nodeagent.gc.executor import Outcome, PassEnd
-from nodeagent.gc.pass_state import Preview
+from nodeagent.gc.pass_state import Preview, offered_window_s
 from nodeagent.gc.plan.policy import ImageGCPolicy, Scope
 from nodeagent.gc.plan.saved_plan import parse_plan
-from nodeagent.gc.undo_terms import offered_window_s
 from nodeagent.record import Record, field, replace
 from nodeagent.units import format_bytes, format_duration, format_time
 
@@ -200,7 +199,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
             )
         else:  # a pass without removals is recorded too, for its shortfall
             report = await agent.run(preview, trigger="command", stop=asyncio.Event())
-        problems = (*agent.store.take_notices(), agent.store.health.problem)
+        problems = (*agent.store.take_notices(), agent.store.problem)
         report = replace(report, warnings=(*report.warnings, *filter(None, problems)))
         breakdown = await agent.break_down_shortfall(report)
     if not request.is_table or report.end is not PassEnd.NOTHING_TO_DO:

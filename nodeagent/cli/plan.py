@@ -22,10 +22,9 @@ from nodeagent.files import replace_file
 from nodeagent.gc.documents.passes import Drift, Report
 from nodeagent.gc.documents.passes import Preview as PreviewDocument
 from nodeagent.gc.documents.undo import Apply, PlanDiff, encode_saved_plan
-from nodeagent.gc.pass_state import plans_for
+from nodeagent.gc.pass_state import offered_window_s, plans_for
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import compare, parse_plan, refusal_of
-from nodeagent.gc.undo_terms import offered_window_s
 from nodeagent.host.node import node_identity
 from nodeagent.record import Record, field
 from nodeagent.units import format_time, parse_duration_s

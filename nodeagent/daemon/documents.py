@@ -10,7 +10,7 @@ from nodeagent import model
 from nodeagent.api.codec import Document, Number, Part
 from nodeagent.eviction.pressure_documents import PodUsage, Signal
 from nodeagent.gc.documents.holds import HoldFields
-from nodeagent.record import Time
+from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -108,15 +108,8 @@ class PodListStatus(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: PodListReading) -> PodListStatus:
         """Return the document form of the state of a pod list."""
-        return cls(
-            source=value.source.value,
-            address=value.address,
-            observed_at=value.observed_at,
-            pods=value.pods,
-            completeness=value.completeness.value,
-            detail=value.detail,
-            problem=value.error,
-        )
+        source, completeness = value.source.value, value.completeness.value
+        return cls(**equal_fields(cls, value, source=source, completeness=completeness, problem=value.error))
 
 
 class FilesystemStatus(Part, frozen=True, kw_only=True):
@@ -194,13 +187,7 @@ class ClockStatus(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: model.ClockTrust) -> ClockStatus:
         """Return the document form of the trust in the wall clock."""
-        return cls(
-            jumped_at=value.jumped_at,
-            jump_s=value.jump_s,
-            untrusted_until=value.untrusted_until,
-            problem=value.problem,
-            detail=value.jump_text,
-        )
+        return cls(**equal_fields(cls, value, detail=value.jump_text))
 
 
 class LoopStatus(Part, frozen=True, kw_only=True):
@@ -247,17 +234,8 @@ class PassSummary(Part, frozen=True, kw_only=True):
     def of(cls, counted: CountedPass) -> PassSummary:
         """Return the summary of a pass of the history."""
         past = counted.past
-        return cls(
-            id=past.id,
-            started_at=past.started_at,
-            trigger=past.trigger,
-            scope=past.scope,
-            dry_run=past.dry_run,
-            end=past.result,
-            removed=counted.removed,
-            planned=counted.planned,
-            freed_bytes=past.freed_bytes,
-        )
+        removed, planned = counted.removed, counted.planned
+        return cls(**equal_fields(cls, past, end=past.result, removed=removed, planned=planned))
 
 
 class ShutdownStatus(Part, frozen=True, kw_only=True):
@@ -306,4 +284,4 @@ class Top(Status, frozen=True, kw_only=True, tag=SchemaId.TOP.value):
     @classmethod
     def of(cls, status: Status, pods: PodUsage) -> Top:
         """Return the document of a status and of the pods' usage."""
-        return cls(**{name: getattr(status, name) for name in status.__struct_fields__}, pods=pods)
+        return cls(**equal_fields(cls, status, pods=pods))

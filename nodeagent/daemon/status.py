@@ -411,7 +411,7 @@ def _health_problems(agent: Agent) -> list[str]:
     return [
         each
         for each in (
-            agent.store.health.problem,
+            agent.store.problem,
             agent.history_writer.problem,
             f"{dropped} record(s) of the history could not be written and were dropped" if dropped else "",
             f"lists of the runtime contradict each other, nothing is removed: {lists}" if lists else "",

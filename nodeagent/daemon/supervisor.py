@@ -26,7 +26,6 @@ from nodeagent.gc.agent import open_agent
 from nodeagent.gc.executor import DryRunWatch, PassEnd
 from nodeagent.gc.loop import (
     SILENCE_S,
-    Interval,
     Loop,
     RuntimeWatch,
     log_dry_run_changes,
@@ -34,6 +33,7 @@ from nodeagent.gc.loop import (
     log_result,
     log_start,
     wait_for_any,
+    with_jitter,
 )
 from nodeagent.gc.plan.breakdown import describe
 from nodeagent.gc.plan.policy import Scope
@@ -402,7 +402,7 @@ def _loops(context: DaemonContext, agent: Agent) -> list[Loop]:
             continue
         loop = Loop(
             scope,
-            Interval(interval_s, random.random),
+            partial(with_jitter, interval_s, random.random),
             _passes(agent, context.logger, "interval", context),
             pass_lock=context.pass_lock,
             loop_statuses=context.loop_statuses,

@@ -23,7 +23,7 @@ from nodeagent.errors import ApiServerError, ApiServerRefusedError, ConfigError
 from nodeagent.eviction.container_removal import CleanupResult, present_layers
 from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult, change_of
 from nodeagent.eviction.plan.api_eviction import Answer, EvictionMemory, Step, consequence, held_back, may_end, remember
-from nodeagent.gc.freed_space import make_visible
+from nodeagent.gc.pass_state import make_visible
 from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cgroups import read_processes
 from nodeagent.kube.api_client import ApiClient, ApiRequest

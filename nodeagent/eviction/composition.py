@@ -22,9 +22,9 @@ from nodeagent.eviction.reclaimer import ImageObservation, Reclaimer
 from nodeagent.eviction.reporting import EvictionReporter
 from nodeagent.eviction.signals import EvictionSignalReader, SignalMonitor
 from nodeagent.gc.executor import PassEnd
-from nodeagent.gc.freed_space import make_visible
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.loop import log_result, log_start, wait_for_any
+from nodeagent.gc.pass_state import make_visible
 from nodeagent.host.cgroups import is_populated, list_children, read_processes
 from nodeagent.host.pod_disk import find_upper_directories, snapshotter_of
 from nodeagent.host.processes import kill_processes

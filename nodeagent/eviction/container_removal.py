@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
-from nodeagent.gc.freed_space import make_visible
+from nodeagent.gc.pass_state import make_visible
 from nodeagent.host.pod_disk import large_file
 from nodeagent.model import ContainerState, LogOpeners
 from nodeagent.record import Record

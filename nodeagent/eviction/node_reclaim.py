@@ -12,7 +12,7 @@ from nodeagent.eviction.plan.effects import effect_of_reclaim, is_insufficient
 from nodeagent.eviction.plan.reclaim import device_role, space_needed
 from nodeagent.eviction.plan.thresholds import MEANINGS, Unit
 from nodeagent.eviction.reclaimer import Reclaimed
-from nodeagent.gc.freed_space import make_visible
+from nodeagent.gc.pass_state import make_visible
 from nodeagent.model.pressure import FilesystemLayout
 from nodeagent.telemetry.logging import stable
 

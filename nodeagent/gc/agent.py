@@ -8,19 +8,23 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.agent_parts import open_parts, pass_lock
-from nodeagent.gc.collector import MAX_ROUNDS, Collector, RemovalCompletion
+from nodeagent.gc.collector import MAX_ROUNDS, Collector
 from nodeagent.gc.executor import PassEnd
+from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.pass_history import HistoryRecorder, HistoryWriter, past_pass, past_undo
 from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.consistency import plan_leaks
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import plan_id as make_plan_id
+from nodeagent.gc.remover_factory import RemoverFactory
 from nodeagent.gc.restore import ImageUndo, NotUndoableError, RemovalRecovery
 from nodeagent.gc.snapshot.usage import read_breakdown
 from nodeagent.host.lock import process_lock
@@ -40,7 +44,6 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
-    from nodeagent.gc.agent_parts import AgentParts
     from nodeagent.gc.executor import DryRunWatch, PassReport, Result
     from nodeagent.gc.pass_history import PassStart
     from nodeagent.gc.plan.breakdown import Breakdown
@@ -54,7 +57,8 @@ if TYPE_CHECKING:
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.settings.settings import Settings
-    from nodeagent.store import ClockReading, Store
+    from nodeagent.store.clock_record import ClockReading
+    from nodeagent.store.database import Store
 
 _BREAKDOWN_WITHIN_S: Final = 10.0
 _PASSES_OF_UNDO: Final = 1_000
@@ -190,7 +194,7 @@ class Agent:
         except NotUndoableError as error:
             raise UsageError(await self._not_undoable(pass_id, error)) from error
         if self.record:
-            await self.history_writer.finish(past_undo(report, {}))
+            await self.history_writer.finish(past_undo(report))
         return report
 
     async def _not_undoable(self, pass_id: str, error: NotUndoableError) -> str:
@@ -271,7 +275,7 @@ class Agent:
             logger.warning("image_removal_recovered", notice=notice)
         for notice in (*self.store.take_notices(), *self.history.take_notices()):
             logger.warning("store_notice", notice=notice)
-        problem = self.store.health.problem or self.history_writer.problem
+        problem = self.store.problem or self.history_writer.problem
         if problem and problem != self._reported_problem:
             logger.warning("store_degraded", problem=problem)
         elif self._reported_problem and not problem:
@@ -310,26 +314,9 @@ def _abandoning(recorder: HistoryRecorder) -> Iterator[None]:
     """Record the pass as interrupted if the block raises."""
     try:
         yield
-    except asyncio.CancelledError:
-        recorder.abandon("cancelled")
+    except BaseException as error:
+        recorder.abandon("cancelled" if isinstance(error, asyncio.CancelledError) else "crashed")
         raise
-    except BaseException:
-        recorder.abandon("crashed")
-        raise
-
-
-def _collector(
-    parts: AgentParts, observer: Observer, recovery: RemovalRecovery, undo: ImageUndo, *, dry_run: bool
-) -> Collector:
-    return Collector(
-        observer,
-        parts.make_removers(observer),
-        parts.settings.policy,
-        clock=parts.clock,
-        read_filesystem=parts.read_filesystem,
-        completion=RemovalCompletion(parts.storage.collect_garbage, recovery.run, undo),
-        dry_run=dry_run,
-    )
 
 
 @asynccontextmanager
@@ -370,9 +357,32 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
     )
     async with opened as parts:
         observer = parts.make_observer()
-        recovery = RemovalRecovery(parts.storage, parts.pass_lock, clock)
-        undo = parts.make_undo()
-        collector = _collector(parts, observer, recovery, undo, dry_run=dry_run)
+        lock = pass_lock(settings)
+        window = timedelta(seconds=settings.undo_window_s if settings.bulk_removal else 0.0)
+        recovery = RemovalRecovery(parts.storage, lock, clock)
+        undo = ImageUndo(parts.storage, parts.cri, lock, clock, window)
+        removers = RemoverFactory(
+            parts.cri,
+            parts.storage,
+            HostLogs(settings.pod_log_root, settings.container_log_root, clock),
+            clock,
+            HoldFile(settings.state_directory).read,
+            observer.images.find_unreferenced,
+            bulk=settings.bulk_removal,
+            settle_s=settings.settle_s,
+            read_pod_images=parts.read_pod_images,
+        )
+        collector = Collector(
+            observer,
+            removers,
+            settings.policy,
+            clock=clock,
+            read_filesystem=parts.read_filesystem,
+            collect_garbage=parts.storage.collect_garbage,
+            recover=recovery.run,
+            undo=undo,
+            dry_run=dry_run,
+        )
         history = History(settings.state_directory, writer=own_process(), is_running=is_running)
         writer = HistoryWriter(history, configured_retention(settings), clock, parts.is_clock_trusted)
         yield Agent(

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.clock import SystemClock
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.pass_state import preview_pass
-from nodeagent.gc.snapshot.node import Observer, ObserverSettings, StoredSnapshotUsage
+from nodeagent.gc.snapshot.node import Observer, StoredSnapshotUsage
 from nodeagent.host.container_processes import find_running
 from nodeagent.host.database_revision import read_database_revision
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import lock_identity
 from nodeagent.host.node import boot_id
+from nodeagent.kube.manifests import ManifestReader
 from nodeagent.loops.clock_reading import read_clocks
-from nodeagent.pods.images import make_bound_pods, make_pod_image_reader
+from nodeagent.pods.images import PodImageReader, make_bound_pods
 from nodeagent.pods.role import RoleWatch
 from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import Record
@@ -32,7 +32,8 @@ from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
 from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage
 from nodeagent.runtime.storage_graph import LayerCache
-from nodeagent.store import Store, gap_limits
+from nodeagent.store.database import Store
+from nodeagent.store.observation import gap_limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.gc.pass_state import Preview
     from nodeagent.gc.plan.policy import Scope
-    from nodeagent.gc.remover_factory import RemoverFactory
-    from nodeagent.gc.restore import ImageUndo
     from nodeagent.gc.snapshot.images import PodImageSource
     from nodeagent.model import FsObservation, Role
     from nodeagent.pods.sources import BoundPods
@@ -72,30 +71,6 @@ class AgentParts(Record):
     watched_pods: WatchedPods
     read_pod_images: PodImageSource
 
-    @classmethod
-    def compose(  # noqa: PLR0913 - the shared parts
-        cls,
-        settings: Settings,
-        clock: Clock,
-        connection: RuntimeConnection,
-        *,
-        store: Store,
-        roles: RoleWatch,
-        watched_pods: WatchedPods,
-        reuses_lists: bool,
-    ) -> Self:
-        """Return the parts of an agent on one connection; ``reuses_lists`` is passed to :class:`CriClient`."""
-        storage = _storage_backend(settings, connection, clock, store, reuses_lists=reuses_lists)
-        cri = CriClient(connection, reuses_lists=reuses_lists)
-        bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
-        read_pod_images = make_pod_image_reader(settings.kubelet, clock, bound_pods, watched_pods).read
-        return cls(settings, clock, cri, storage, store, roles, bound_pods, watched_pods, read_pod_images)
-
-    @property
-    def pass_lock(self) -> Path:
-        """Path of the node's pass lock file."""
-        return pass_lock(self.settings)
-
     def read_filesystem(self, path: str) -> FsObservation:
         """Return the usage of the filesystem at a path."""
         return read_filesystem(path, self.clock)
@@ -114,11 +89,9 @@ class AgentParts(Record):
         return Observer(
             self.cri,
             self.storage,
-            settings=ObserverSettings(
-                imagefs_path=settings.imagefs_path,
-                pod_log_root=settings.pod_log_root,
-                container_log_root=settings.container_log_root,
-            ),
+            imagefs_path=settings.imagefs_path,
+            pod_log_root=settings.pod_log_root,
+            container_log_root=settings.container_log_root,
             clock=self.clock,
             read_boot_id=boot_id,
             read_filesystem=self.read_filesystem,
@@ -129,31 +102,6 @@ class AgentParts(Record):
             read_pod_images=self.read_pod_images,
             read_pod_list=self.watched_pods.pod_list,
         )
-
-    def make_removers(self, observer: Observer) -> RemoverFactory:
-        """Return the factory of removers; ``observer`` searches for unreferenced blobs and snapshots again."""
-        from nodeagent.gc.logs import HostLogs  # noqa: PLC0415 - not needed for a preview
-        from nodeagent.gc.remover_factory import RemoverFactory  # noqa: PLC0415
-
-        settings = self.settings
-        return RemoverFactory(
-            self.cri,
-            self.storage,
-            HostLogs(settings.pod_log_root, settings.container_log_root, self.clock),
-            self.clock,
-            HoldFile(settings.state_directory).read,
-            observer.images.find_unreferenced,
-            bulk=settings.bulk_removal,
-            settle_s=settings.settle_s,
-            read_pod_images=self.read_pod_images,
-        )
-
-    def make_undo(self) -> ImageUndo:
-        """Return the undo service for image removals; removals through CRI RemoveImage have no undo window."""
-        from nodeagent.gc.restore import ImageUndo  # noqa: PLC0415 - not needed for a preview
-
-        window = timedelta(seconds=self.settings.undo_window_s if self.settings.bulk_removal else 0.0)
-        return ImageUndo(self.storage, self.cri, self.pass_lock, self.clock, window)
 
 
 @asynccontextmanager
@@ -178,9 +126,12 @@ async def open_parts(  # noqa: PLR0913 - the options of open_agent
     store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record, gaps=gaps)
     watched = WatchedPods(clock) if watched_pods is None else watched_pods
     async with configured_connection(settings, with_removals=True, observer=observer_of_calls) as connection:
-        yield AgentParts.compose(
-            settings, clock, connection, store=store, roles=roles, watched_pods=watched, reuses_lists=reuses_lists
-        )
+        storage = _storage_backend(settings, connection, clock, store, reuses_lists=reuses_lists)
+        cri = CriClient(connection, reuses_lists=reuses_lists)
+        bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
+        manifests = None if settings.kubelet.manifests is None else ManifestReader(settings.kubelet.manifests)
+        read_pod_images = PodImageReader(clock, bound=bound_pods, manifests=manifests, watched=watched).read
+        yield AgentParts(settings, clock, cri, storage, store, roles, bound_pods, watched, read_pod_images)
 
 
 def pass_lock(settings: Settings) -> Path:

@@ -8,11 +8,10 @@ every plan, would prevent the removal of all others.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.executor import DryRunRemover, Interrupted, Outcome, PassEnd, Result, carry_out
-from nodeagent.gc.pass_history import NoRecorder
+from nodeagent.gc.executor import BatchRemover, DryRunRemover, Interrupted, Outcome, PassEnd, Result, carry_out
 from nodeagent.gc.pass_state import (
     Measurement,
     PassProgress,
@@ -21,84 +20,33 @@ from nodeagent.gc.pass_state import (
     plans_for_saved,
     preview_pass,
     readings_of,
+    undo_terms,
 )
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.gc.undo_terms import undo_terms
 from nodeagent.model.decision import Accounting, ItemKind, ReasonCode
-from nodeagent.record import Record, replace
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from datetime import timedelta
 
     from nodeagent.clock import Clock
-    from nodeagent.gc.executor import BatchRemover, MeasuredFilesystem, PassReport, Remover
-    from nodeagent.gc.pass_history import PassRecorder
+    from nodeagent.gc.executor import MeasuredFilesystem, PassReport, Remover
+    from nodeagent.gc.pass_history import HistoryRecorder
     from nodeagent.gc.pass_state import Observer
     from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
-    from nodeagent.gc.undo_terms import UndoTerms
-    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.gc.restore import ImageUndo
+    from nodeagent.model import FsObservation
     from nodeagent.model.decision import Decision
+
+    MakeRemovers = Callable[..., Mapping[ItemKind, Remover | BatchRemover]]
 
 MAX_ROUNDS = 5
 EVICTION_TRIGGER = "eviction"
 """Trigger of passes for an exceeded eviction threshold, which wait less for container creations in progress."""
 
 _FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.IRREPLACEABLE_LAST})
-_NO_RECORDER = NoRecorder()
-
-
-class UndoWindows(Protocol):
-    """Undo windows of image removals."""
-
-    @property
-    def window(self) -> timedelta:
-        """The configured undo window."""
-
-    async def end_all(self) -> bool:
-        """End all undo windows, without a garbage collection; return whether any window was open."""
-
-
-@runtime_checkable
-class Settling(Protocol):
-    """A remover that waits for container creations in progress."""
-
-    @property
-    def settled_s(self) -> float:
-        """Total duration of the waits so far, in seconds."""
-
-
-class MakeRemovers(Protocol):
-    """Factory of the removers of a round."""
-
-    def __call__(
-        self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False, undo: UndoTerms | None = None
-    ) -> Mapping[ItemKind, Remover | BatchRemover]:
-        """Return the remover of each kind of item, for a plan made from this snapshot and policy."""
-
-
-def dry_run_removers(
-    _snapshot: NodeSnapshot, _policy: GCPolicy, *, hurried: bool = False, undo: UndoTerms | None = None
-) -> Mapping[ItemKind, Remover | BatchRemover]:
-    """Return the dry-run remover for every kind of item."""
-    del hurried, undo
-    return dict.fromkeys(ItemKind, DryRunRemover())
-
-
-class RemovalCompletion(Record):
-    """Steps that complete removals and free their space.
-
-    Attributes:
-        collect_garbage: runs the runtime's own garbage collection; called only for plans with pending bytes.
-        recover: completes interrupted removals; called before each pass, except in a dry run.
-        undo: undo windows of image removals; ``None`` if removals free their space immediately.
-    """
-
-    collect_garbage: Callable[[], Awaitable[None]]
-    recover: Callable[[], Awaitable[None]] | None = None
-    undo: UndoWindows | None = None
 
 
 class Collector:
@@ -112,14 +60,30 @@ class Collector:
         *,
         clock: Clock,
         read_filesystem: Callable[[str], FsObservation],
-        completion: RemovalCompletion,
+        collect_garbage: Callable[[], Awaitable[None]],
+        recover: Callable[[], Awaitable[None]] | None = None,
+        undo: ImageUndo | None = None,
         dry_run: bool = False,
     ) -> None:
-        """Create a collector; with ``dry_run`` its passes only report the planned removals."""
-        self._completion = completion
+        """Create a collector.
+
+        Args:
+            observer: reads the snapshots.
+            make_removers: returns the remover of each kind of item, for a plan made from this snapshot and policy.
+            policy: policies of the planners.
+            clock: dates the passes and measures durations.
+            read_filesystem: reads the usage of a filesystem.
+            collect_garbage: runs the runtime's own garbage collection; called only for plans with pending bytes.
+            recover: completes interrupted removals; called before each pass, except in a dry run.
+            undo: undo windows of image removals; ``None`` if removals free their space immediately.
+            dry_run: whether passes only report the planned removals.
+        """
+        self._collect_garbage = collect_garbage
+        self._recover_removals = recover
+        self._undo = undo
         self._dry_run = dry_run
         self._observer = observer
-        self._make_removers = dry_run_removers if dry_run else make_removers
+        self._make_removers = make_removers
         self._policy = policy
         self._clock = clock
         self._read_filesystem = read_filesystem
@@ -129,12 +93,12 @@ class Collector:
         await self._recover()
         return await self.preview(scope)
 
-    async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
-        """Observe and plan without any change to the node; ``only`` limits the removals to these ids.
+    async def preview(self, scope: Scope) -> Preview:
+        """Observe and plan without any change to the node.
 
         Interrupted removals are not completed, since their completion takes seconds and requires the pass lock.
         """
-        return await preview_pass(self._observer, self._policy, scope, only)
+        return await preview_pass(self._observer, self._policy, scope)
 
     async def prepare_saved(self, saved: SavedPlan) -> tuple[Preview, tuple[Drift, ...]]:
         """Complete interrupted removals, then observe and plan the removals of a saved plan.
@@ -155,7 +119,7 @@ class Collector:
         stop: asyncio.Event,
         max_rounds: int = MAX_ROUNDS,
         on_result: Callable[[Result], None] = lambda _: None,
-        recorder: PassRecorder = _NO_RECORDER,
+        recorder: HistoryRecorder | None = None,
     ) -> PassReport:
         """Carry out the plans of a preview, then further rounds while a shortfall remains.
 
@@ -167,9 +131,11 @@ class Collector:
             on_result: called with each result.
             recorder: records each round before its first removal, and each result; not used by a dry run.
         """
+        recorder = None if self._dry_run else recorder
 
         def record(result: Result) -> None:
-            recorder.record(result)
+            if recorder is not None:
+                recorder.record(result)
             on_result(result)
 
         started_s = self._clock.monotonic_s() - preview.snapshot.reading_s
@@ -177,7 +143,7 @@ class Collector:
         current: Preview | None = preview
         while current is not None:
             progress.plans.extend(current.plans)
-            if current.acts and not self._dry_run:
+            if recorder is not None and current.acts:
                 await recorder.begin_round(progress, current)
             if not await self._collected(progress, current):
                 break
@@ -189,7 +155,7 @@ class Collector:
                     clock=self._clock,
                     stop=stop,
                     enough=None if trigger == EVICTION_TRIGGER else self._enough(current),
-                    on_result=on_result if self._dry_run else record,
+                    on_result=record,
                 )
             except Interrupted as interrupted:
                 progress.results.extend(interrupted.results)
@@ -198,20 +164,25 @@ class Collector:
                     progress.end = PassEnd.RUNTIME_LOST, interrupted.lost
                 break
             finally:
-                progress.settled_s += sum(each.settled_s for each in removers.values() if isinstance(each, Settling))
+                batches = [each for each in removers.values() if isinstance(each, BatchRemover)]
+                progress.settled_s += sum(each.settled_s for each in batches)
             progress.results.extend(results)
             progress.rounds += 1
             current = await self._next_round(progress, current, results, max_rounds, stop)
         return await self._report(progress, started_s, stop)
 
     def _removers(self, progress: PassProgress, current: Preview) -> Mapping[ItemKind, Remover | BatchRemover]:
+        if self._dry_run:
+            return dict.fromkeys(ItemKind, DryRunRemover())
         hurried = progress.trigger == EVICTION_TRIGGER
-        undo = self._undo_terms(progress, current)
+        undo = None
+        if self._undo is not None:
+            undo = undo_terms(progress.id, progress.trigger, self._undo.window, space_needed=current.ends_undo)
         return self._make_removers(current.snapshot, self._policy, hurried=hurried, undo=undo)
 
     async def _recover(self) -> None:
-        if self._completion.recover is not None and not self._dry_run:
-            await self._completion.recover()
+        if self._recover_removals is not None and not self._dry_run:
+            await self._recover_removals()
 
     async def _collected(self, progress: PassProgress, current: Preview) -> bool:
         """End undo windows and run the runtime's garbage collection if the plan relies on their space.
@@ -222,11 +193,10 @@ class Collector:
         if self._dry_run or not (current.acts and (current.pending_bytes or current.ends_undo)):
             return True
         try:
-            undo = self._completion.undo
-            ended = current.ends_undo and undo is not None and await undo.end_all()
+            ended = current.ends_undo and self._undo is not None and await self._undo.end_all()
             own_bytes = progress.end_undo() if ended else 0
             if ended or current.pending_bytes:
-                await self._completion.collect_garbage()
+                await self._collect_garbage()
         except RuntimeUnavailableError as error:
             progress.end = PassEnd.RUNTIME_LOST, str(error)
             detail = f"runtime unavailable: {error}"
@@ -237,12 +207,6 @@ class Collector:
         else:
             progress.collected_bytes += max(0, current.pending_bytes - own_bytes)
         return True
-
-    def _undo_terms(self, progress: PassProgress, current: Preview) -> UndoTerms | None:
-        undo = self._completion.undo
-        if undo is None:
-            return None
-        return undo_terms(progress.id, progress.trigger, undo.window, space_needed=current.ends_undo)
 
     def _enough(self, current: Preview) -> Callable[[Decision], bool] | None:
         """Return a check that skips removals for space once the measured usage has reached the low threshold.

@@ -7,19 +7,21 @@ loop are logged and recorded. An item with a changed reason code counts as newly
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from nodeagent.clock import Clock
     from nodeagent.model import FsObservation
     from nodeagent.model.decision import Decision, ItemKind, Plan, ReasonCode
+
+T = TypeVar("T")
 
 
 class Outcome(StrEnum):
@@ -259,6 +261,10 @@ class BatchRemover(Protocol):
     def batch_size(self) -> int:
         """Maximum number of items per call."""
 
+    @property
+    def settled_s(self) -> float:
+        """Seconds so far spent waiting for container creations in progress."""
+
     async def remove_many(
         self, decisions: Sequence[Decision], stop: asyncio.Event
     ) -> Sequence[Result | NodeAgentError]:
@@ -339,13 +345,13 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
             position += 1
             continue
         remover = removers[decisions[position].kind]
-        batch = _next_batch(decisions, position, removers)
+        batch = _next_batch(decisions, position, remover)
         started_s = clock.monotonic_s()
         try:
             if isinstance(remover, BatchRemover):
                 ended = await remover.remove_many(batch, stop)
             else:
-                ended = [await _remove_one(remover, batch[0])]
+                ended = [await caught(remover.remove(batch[0]))]
         except RuntimeUnavailableError as error:
             detail = f"runtime unavailable: {error}"
             for decision in batch:
@@ -369,21 +375,19 @@ def _unless_stopped(results: Sequence[Result], stop: asyncio.Event) -> tuple[Res
     return tuple(results)
 
 
-async def _remove_one(remover: Remover, decision: Decision) -> Result | NodeAgentError:
+async def caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
+    """Return the result of ``work`` or its error; raise RuntimeUnavailableError."""
     try:
-        return await remover.remove(decision)
+        return await work
     except RuntimeUnavailableError:
         raise
     except NodeAgentError as error:
         return error
 
 
-def _next_batch(
-    decisions: Sequence[Decision], position: int, removers: Mapping[ItemKind, Remover | BatchRemover]
-) -> Sequence[Decision]:
+def _next_batch(decisions: Sequence[Decision], position: int, remover: Remover | BatchRemover) -> Sequence[Decision]:
     """Return the next decisions on one kind of item: up to a batch for a batch remover, otherwise one decision."""
     kind = decisions[position].kind
-    remover = removers[kind]
     if not isinstance(remover, BatchRemover):
         return decisions[position : position + 1]
     end = position + 1

@@ -97,14 +97,6 @@ class RuntimeReader:
         names += await self._storage.get_image_names(name for name in image.references if name not in known)
         return (image if image.pinned else replace(image, pinned=any(map(is_pinned, names)))), names
 
-    async def listed_images(self) -> dict[str, Image]:
-        """Return the images that CRI lists, by id."""
-        return {image.id: image for image in await self._cri.list_images()}
-
-    async def image_ids(self) -> frozenset[str]:
-        """Return the id of every image listed by CRI."""
-        return frozenset(image.id for image in await self._cri.list_images())
-
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
         """Return all containers and sandboxes, including containers not listed by CRI."""
         containers, sandboxes, stored = await asyncio.gather(
@@ -159,10 +151,6 @@ class RuntimeReader:
             return False
         except RuntimeRequestError:
             return None
-
-    async def container(self, container_id: str) -> Container | None:
-        """Return the current state of one container; ``None`` if the container does not exist."""
-        return await self._cri.get_container(container_id)
 
 
 DEFAULT_SETTLE_S: Final = 1.0

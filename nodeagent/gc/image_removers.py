@@ -10,12 +10,12 @@ names.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.executor import Outcome, Result
+from nodeagent.gc.executor import Outcome, Result, caught
 from nodeagent.gc.guard import DEFAULT_SETTLE_S, Waits
-from nodeagent.gc.removers import FreshReader, ImageRemover, changed_since
+from nodeagent.gc.removers import ImageRemover, changed_since
 from nodeagent.gc.transaction import Candidate, LeaseRefusedError, TransactionServices, begin
 from nodeagent.record import replace
 from nodeagent.runtime.leases import MAX_LABELS_BYTES, ImageName
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from nodeagent.clock import Clock
+    from nodeagent.gc.guard import RuntimeReader
+    from nodeagent.gc.pass_state import UndoTerms
     from nodeagent.gc.plan.policy import ImageGCPolicy
-    from nodeagent.gc.removers import RuntimeActions
-    from nodeagent.gc.transaction import ImageTransaction, NameActions
-    from nodeagent.gc.undo_terms import UndoTerms
+    from nodeagent.gc.transaction import ImageTransaction
     from nodeagent.model import Hold, Image, NodeSnapshot
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage
-    from nodeagent.runtime.storage_backend import RemovalRecords
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
 
 
 def names_by_image(
@@ -109,16 +110,6 @@ class _Queue(NamedTuple):
     deletion: asyncio.Lock
 
 
-class TransactionReader(FreshReader, Protocol):
-    """Reader of the current runtime state for image transactions."""
-
-    async def listed_images(self) -> Mapping[str, Image]:
-        """Return the images that CRI lists, by id."""
-
-    async def image_ids(self) -> frozenset[str]:
-        """Return the id of every image that CRI lists."""
-
-
 class TransactionalImageRemover(ImageRemover):
     """Remover of images by name, many per transaction, each after the checks of :class:`ImageRemover`.
 
@@ -133,14 +124,14 @@ class TransactionalImageRemover(ImageRemover):
 
     def __init__(  # noqa: PLR0913 - the guard's arguments and the image service
         self,
-        reader: TransactionReader,
-        actions: RuntimeActions,
+        reader: RuntimeReader,
+        actions: CriClient,
         policy: ImageGCPolicy,
         template: NodeSnapshot,
         *,
         clock: Clock,
         read_holds: Callable[[], tuple[Hold, ...]],
-        names: NameActions,
+        names: StorageBackend,
         records: RemovalRecords,
         settle_s: float = DEFAULT_SETTLE_S,
         undo: UndoTerms | None = None,
@@ -152,7 +143,6 @@ class TransactionalImageRemover(ImageRemover):
         the removals; ``None`` without an undo window.
         """
         super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
-        self._transaction_reader = reader
         self._services = TransactionServices(
             names=names,
             records=records,
@@ -183,9 +173,9 @@ class TransactionalImageRemover(ImageRemover):
         Raises:
             RuntimeUnavailableError: the runtime is unavailable; the next pass restores the images of open transactions.
         """
-        chosen = await _catch(self._candidates(decisions))
+        chosen = await caught(self._candidates(decisions))
         if isinstance(chosen, NodeAgentError):  # one retry, since the error fails the whole batch
-            chosen = await _catch(self._candidates(decisions))
+            chosen = await caught(self._candidates(decisions))
         if isinstance(chosen, NodeAgentError):
             return [chosen] * len(decisions)
         results, candidates = chosen
@@ -204,7 +194,7 @@ class TransactionalImageRemover(ImageRemover):
         """
         parts = list(_parts(candidates))
         queue = _Queue(asyncio.Lock(), asyncio.Lock())
-        ended = await asyncio.gather(*(_caught(self._transact(part, stop, queue)) for part in parts))
+        ended = await asyncio.gather(*(_caught_all(self._transact(part, stop, queue)) for part in parts))
         lost = [each for each in ended if isinstance(each, RuntimeUnavailableError)]
         if len(lost) == len(parts):
             raise lost[0]
@@ -218,9 +208,10 @@ class TransactionalImageRemover(ImageRemover):
         self, decisions: Sequence[Decision]
     ) -> tuple[dict[str, Result | NodeAgentError], list[Candidate]]:
         """Return the results of images without a transaction, and the candidates for transactions with their names."""
-        listed, stored = await asyncio.gather(
-            self._transaction_reader.listed_images(), self._services.records.leases.list_names()
+        images_now, stored = await asyncio.gather(
+            self._actions.list_images(), self._services.records.leases.list_names()
         )
+        listed = {image.id: image for image in images_now}
         names = names_by_image([listed[each.id] for each in decisions if each.id in listed], stored)
         images = {
             image_id: replace(listed[image_id], pinned=listed[image_id].pinned or any(is_pinned(n.stored) for n in own))
@@ -248,7 +239,7 @@ class TransactionalImageRemover(ImageRemover):
                     decision, Outcome.CHANGED, "kept: too many names for the record of a removal"
                 )
             elif not any(each.is_id for each in own):
-                results[decision.id] = await _catch(self.remove(decision))  # no id among the names: not stored by CRI
+                results[decision.id] = await caught(self.remove(decision))  # no id among the names: not stored by CRI
             else:
                 candidates.append(Candidate(decision, image, own))
         return results, candidates
@@ -285,7 +276,7 @@ class TransactionalImageRemover(ImageRemover):
 
     async def _through_cri(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
         return [
-            Result(each, Outcome.NOT_ATTEMPTED, "pass stopped") if stop.is_set() else await _catch(self.remove(each))
+            Result(each, Outcome.NOT_ATTEMPTED, "pass stopped") if stop.is_set() else await caught(self.remove(each))
             for each in decisions
         ]
 
@@ -309,13 +300,13 @@ class TransactionalImageRemover(ImageRemover):
         containerd's CRI service processes deletions from events, so it lists deleted images for a while. Images that
         have a name again are returned without a wait.
         """
-        listed = deleted & await self._transaction_reader.image_ids()
+        listed = deleted & await self._actions.image_ids()
         named = {each.name for each in await self._services.names.get_image_names(sorted(listed))}
         stale, waited_s, wait_s = listed - named, 0.0, _FIRST_WAIT_S
         while stale and waited_s < _LISTED_WITHIN_S:
             await asyncio.sleep(wait_s)
             waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
-            stale &= await self._transaction_reader.image_ids()
+            stale &= await self._actions.image_ids()
         return frozenset(stale | named)
 
     async def _remove_listed(self, result: Result) -> Result:
@@ -358,17 +349,7 @@ def _recorded_bytes(names: Iterable[ImageName]) -> int:
     return sum(len(each.encoded) for each in names) * 4 // 3
 
 
-async def _catch(work: Coroutine[object, object, T]) -> T | NodeAgentError:
-    """Return the result of ``work`` or its error; raise RuntimeUnavailableError."""
-    try:
-        return await work
-    except RuntimeUnavailableError:
-        raise
-    except NodeAgentError as error:
-        return error
-
-
-async def _caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
+async def _caught_all(work: Coroutine[object, object, T]) -> T | NodeAgentError:
     """Return the result of ``work`` or its error, including RuntimeUnavailableError."""
     try:
         return await work

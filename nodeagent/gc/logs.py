@@ -7,8 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.executor import BATCH, Outcome, Result
+from nodeagent.gc.executor import BATCH, Outcome, Result, caught
 from nodeagent.gc.plan.consistency import piece_name
 from nodeagent.gc.plan.pod_logs import keep_tree
 from nodeagent.host import pod_logs as log_removal
@@ -22,10 +21,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.clock import Clock
+    from nodeagent.errors import NodeAgentError
+    from nodeagent.gc.guard import RuntimeReader
     from nodeagent.gc.plan.policy import PodLogPolicy
-    from nodeagent.gc.removers import FreshReader, LogActions
     from nodeagent.model import LogTree, UnreferencedPiece
     from nodeagent.model.decision import Decision
+    from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
 
 
@@ -33,7 +34,7 @@ class PodLogRemover:
     """Remover of one pod log directory, after a new reading of the directory tree."""
 
     def __init__(
-        self, reader: FreshReader, logs: LogActions, policy: PodLogPolicy, template: NodeSnapshot, *, clock: Clock
+        self, reader: RuntimeReader, logs: HostLogs, policy: PodLogPolicy, template: NodeSnapshot, *, clock: Clock
     ) -> None:
         """Compose the remover; ``policy`` and ``template`` are those of the plan."""
         self._reader = reader
@@ -82,19 +83,18 @@ class PodLogRemover:
 class LogLinkRemover:
     """Remover of one container log link whose target does not exist."""
 
-    def __init__(self, reader: FreshReader, logs: LogActions, container_of: Callable[[str], str]) -> None:
-        self._reader = reader
+    def __init__(self, cri: CriClient, logs: HostLogs) -> None:
+        self._cri = cri
         self._logs = logs
-        self._container_of = container_of
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the link unless its container exists and has not exited.
 
         During a log rotation the target is missing for a moment. Source: kubelet ``removeDeadSymlinks``.
         """
-        container_id = self._container_of(decision.id)
+        container_id = log_removal.link_container_id(decision.id)
         if container_id:
-            container = await self._reader.container(container_id)
+            container = await self._cri.get_container(container_id)
             if container is not None and container.state is not ContainerState.EXITED:
                 return Result(decision, Outcome.CHANGED, f"kept: container is {container.state.value}")
         try:
@@ -140,6 +140,7 @@ class LeakRemover:
     """Remover of unreferenced blobs and snapshots in batches; all references are read again before each batch."""
 
     batch_size = BATCH
+    settled_s = 0.0
 
     def __init__(
         self, find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]], storage: StorageBackend
@@ -158,15 +159,7 @@ class LeakRemover:
         """
         del stop
         unreferenced = {piece_name(each): each for each in await self._find_unreferenced()}
-        results: list[Result | NodeAgentError] = []
-        for decision in decisions:
-            try:
-                results.append(await self._delete(decision, unreferenced.get(decision.name)))
-            except RuntimeUnavailableError:
-                raise
-            except NodeAgentError as error:
-                results.append(error)
-        return results
+        return [await caught(self._delete(each, unreferenced.get(each.name))) for each in decisions]
 
     async def _delete(self, decision: Decision, found: UnreferencedPiece | None) -> Result:
         if found is None:

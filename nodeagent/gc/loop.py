@@ -10,11 +10,12 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import asdict
+
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.loops.memory import release_memory
 from nodeagent.model.decision import Verdict
-from nodeagent.record import Record
 from nodeagent.telemetry.logging import stable
 
 if TYPE_CHECKING:
@@ -85,20 +86,12 @@ class RuntimeWatch:
         self._retry_s = FIRST_RETRY_S
 
 
-class Interval(Record):
-    """Time between two passes, with jitter to spread the load of nodes that start together.
+def with_jitter(seconds: float, draw: Callable[[], float]) -> float:
+    """Return the seconds until the next pass, within ``JITTER_SHARE`` of the mean.
 
-    Attributes:
-        seconds: mean time in seconds.
-        jitter: returns a number from 0 to 1, drawn for each wait.
+    The jitter spreads the load of nodes that start together; ``draw`` returns a number from 0 to 1.
     """
-
-    seconds: float
-    jitter: Callable[[], float]
-
-    def next_s(self) -> float:
-        """Return the seconds until the next pass, within ``JITTER_SHARE`` of the mean."""
-        return self.seconds * (1 + JITTER_SHARE * (2 * self.jitter() - 1))
+    return seconds * (1 + JITTER_SHARE * (2 * draw() - 1))
 
 
 class Loop:
@@ -110,7 +103,7 @@ class Loop:
     def __init__(  # noqa: PLR0913 - the loop's collaborators
         self,
         scope: Scope,
-        interval: Interval,
+        next_s: Callable[[], float],
         run_pass: Pass,
         *,
         pass_lock: PassLock,
@@ -118,9 +111,12 @@ class Loop:
         states: StateLog,
         wake: asyncio.Event,
     ) -> None:
-        """Compose a loop; ``wake`` ends the wait for the next pass, ``states`` are of this loop only."""
+        """Compose a loop.
+
+        ``next_s`` returns the seconds until the next pass, ``wake`` ends this wait, ``states`` are of this loop only.
+        """
         self._scope = scope
-        self._interval = interval
+        self._next_s = next_s
         self._run_pass = run_pass
         self._pass_lock = pass_lock
         self._loop_statuses = loop_statuses
@@ -163,11 +159,11 @@ class Loop:
             self._loop_statuses.ended(name, "failed", detail=str(error), failed=True)
             fields = {"error": str(error)}
             self._states.log_once("pass_failed", fields, state=stable(str(error)), level="error", counted=True)
-            return self._interval.next_s()
+            return self._next_s()
         except Exception as error:  # noqa: BLE001 - the only broad catch of a loop: no error may end the daemon
             self._loop_statuses.ended(name, "crashed", detail=repr(error), failed=True)
             self._states.log_once("pass_crashed", {}, state=stable(repr(error)), level="exception", counted=True)
-            return self._interval.next_s()
+            return self._next_s()
         return self._finish(preview, report)
 
     def _finish(self, preview: Preview, report: PassReport) -> float:
@@ -179,20 +175,14 @@ class Loop:
         for event in ("pass_failed", "pass_crashed"):
             self._states.end(event)
         log_report(self._states, preview, report)
-        return self._runtime.lost(RuntimeUnavailableError(report.end_detail)) if lost else self._interval.next_s()
+        return self._runtime.lost(RuntimeUnavailableError(report.end_detail)) if lost else self._next_s()
 
 
 def log_start(states: StateLog, start: PassStart) -> None:
     """Log a pass before its first removal; a repetition if no removal was done since a pass with as many removals."""
-    fields = {
-        "pass_id": start.pass_id,
-        "scope": start.scope,
-        "trigger": start.trigger,
-        "planned": start.planned,
-        "predicted_bytes": start.predicted_bytes,
-        "pending_bytes": start.pending_bytes,
-    }
-    states.log_once("pass_started", fields, about=[start.scope], state=str(start.planned), level="info", counted=True)
+    states.log_once(
+        "pass_started", asdict(start), about=[start.scope], state=str(start.planned), level="info", counted=True
+    )
 
 
 def log_result(states: StateLog, result: Result, *, dry_run: bool) -> None:

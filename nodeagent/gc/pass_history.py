@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import ItemKind
-from nodeagent.record import Record, replace
+from nodeagent.record import Record, equal_fields, replace
 from nodeagent.store.history import PastAction, PastPass
 from nodeagent.store.write_ahead import PLANNED, RUNNING
 
@@ -33,41 +33,33 @@ def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastP
     """Return the history record of a pass with every planned removal; image names are from ``snapshot``."""
     removed = {result.decision.id for result in report.results}
     names = {image.id: image.references for image in snapshot.images if image.id in removed} if removed else {}
-    return PastPass(
-        id=report.id,
-        started_at=report.started_at,
-        duration_s=report.duration_s,
-        trigger=report.trigger,
-        scope=report.scope,
+    fields = equal_fields(
+        PastPass,
+        report,
         plan_id=plan_id,
-        dry_run=report.dry_run,
         result=report.end.value,
         detail=report.end_detail,
-        predicted_bytes=report.predicted_bytes,
-        freed_bytes=report.freed_bytes,
         percent_before=report.before.used_percent if report.before else None,
         percent_after=report.after.used_percent if report.after else None,
         actions=tuple(past_action(result, names) for result in report.results),
-        settled_s=report.settled_s,
     )
+    return PastPass(**fields)
 
 
-def past_undo(report: UndoReport, names: Mapping[str, str]) -> PastPass:
-    """Return the history record of an undo; ``names`` are the display names of images, by id."""
+def past_undo(report: UndoReport) -> PastPass:
+    """Return the history record of an undo."""
     failed = len(report.failed)
     detail = f"undo of pass {report.pass_id}"
     actions = [
         PastAction(
             kind=ItemKind.IMAGE.value,
-            item_id=each.image_id,
-            name=names.get(each.image_id) or next(iter(each.names), each.image_id),
+            item_id=each.id,
+            name=next(iter(each.names), each.id),
             references=each.names,
             outcome=each.outcome.value,
             detail=each.detail,
             reason=UNDO,
             sentence=detail,
-            frees_bytes=None,
-            duration_s=0.0,
         )
         for each in report.results
     ]
@@ -81,10 +73,6 @@ def past_undo(report: UndoReport, names: Mapping[str, str]) -> PastPass:
         dry_run=False,
         result="failed" if failed else PassEnd.COMPLETE.value,
         detail=f"{detail}: {failed} of {len(report.results)} images not restored" if failed else detail,
-        predicted_bytes=0,
-        freed_bytes=None,
-        percent_before=None,
-        percent_after=None,
         actions=tuple(actions),
     )
 
@@ -101,7 +89,6 @@ def planned_action(decision: Decision, names: Mapping[str, tuple[str, ...]]) -> 
         reason=decision.reason.code.value,
         sentence=decision.reason.sentence,
         frees_bytes=decision.frees_bytes,
-        duration_s=0.0,
     )
 
 
@@ -112,7 +99,7 @@ def past_action(result: Result, names: Mapping[str, tuple[str, ...]]) -> PastAct
 
 
 class PassStart(Record):
-    """Start of a pass, reported before the first removal.
+    """Start of a pass, reported before the first removal; the attributes are the fields of its log event.
 
     Attributes:
         planned: number of planned removals.
@@ -126,26 +113,6 @@ class PassStart(Record):
     planned: int
     predicted_bytes: int
     pending_bytes: int
-
-
-class PassRecorder(Protocol):
-    """Recorder of a running pass."""
-
-    async def begin_round(self, progress: PassProgress, current: Preview) -> None:
-        """Record the planned removals of a round, before its first removal."""
-
-    def record(self, result: Result) -> None:
-        """Record the outcome of the next removal of the round."""
-
-
-class NoRecorder:
-    """Recorder without effect, for passes that are not recorded."""
-
-    async def begin_round(self, progress: PassProgress, current: Preview) -> None:
-        """Do nothing."""
-
-    def record(self, result: Result) -> None:
-        """Do nothing."""
 
 
 class HistoryRecorder:
@@ -191,11 +158,7 @@ class HistoryRecorder:
             plan_id=self._plan_id,
             dry_run=False,
             result=RUNNING,
-            detail="",
-            predicted_bytes=0,
-            freed_bytes=None,
             percent_before=before.used_percent if before else None,
-            percent_after=None,
             actions=planned,
         )
         if self._writer is not None:

@@ -1,32 +1,35 @@
-"""State of one pass: its preview, its progress, and the measured image filesystems."""
+"""State of one pass: its preview, its progress, the measured image filesystems, and the undo window of its removals."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import force_setattr
 
 from nodeagent.errors import NodeAgentError
 from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassReport, bytes_in_undo_windows
-from nodeagent.gc.freed_space import make_visible
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import Scope, Spent
-from nodeagent.model.decision import Accounting, ItemKind
+from nodeagent.guarded_call import GuardedCall, HangingCallError
+from nodeagent.host.filesystems import start_commits
+from nodeagent.model.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.record import Record, replace
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from datetime import datetime
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime, timedelta
 
     from nodeagent.gc.executor import Result
     from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.model.decision import Decision, Plan
+    from nodeagent.settings.settings import Settings
 
 
 class Observer(Protocol):
@@ -82,15 +85,13 @@ class Preview(Record):
         return (PassEnd.COMPLETE if self.acts else PassEnd.NOTHING_TO_DO), ""
 
 
-async def preview_pass(
-    observer: Observer, policy: GCPolicy, scope: Scope, only: frozenset[str] | None = None
-) -> Preview:
-    """Observe and plan a pass without any change to the node; ``only`` limits the removals to these ids.
+async def preview_pass(observer: Observer, policy: GCPolicy, scope: Scope) -> Preview:
+    """Observe and plan a pass without any change to the node.
 
     Plans are computed in a thread, since planning for a large node would delay the other tasks of the daemon.
     """
     snapshot = await observer.observe(scope)
-    return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy, only))
+    return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy))
 
 
 def plans_for(
@@ -225,6 +226,21 @@ class PassProgress:
         )
 
 
+_COMMIT_WITHIN_S: Final = 2.0
+_COMMITS: Final = GuardedCall[None]()
+
+
+async def make_visible(paths: Iterable[str]) -> None:
+    """Start a commit on the Btrfs filesystems of these paths; wait at most 2 s for the call to return.
+
+    Without the commit, freed space would appear later and cause further removals or evictions.
+
+    A hanging filesystem occupies one thread; no further commit is started until that call returns.
+    """
+    with suppress(HangingCallError):
+        await _COMMITS.run(partial(start_commits, tuple(paths)), within_s=_COMMIT_WITHIN_S)
+
+
 SETTLE_WITHIN_S: Final = 10.0
 SETTLE_HURRIED_S: Final = 0.3
 SETTLE_STEP_S: Final = 0.1
@@ -271,11 +287,7 @@ class Measurement:
         Raises:
             NodeAgentError: a filesystem cannot be read.
         """
-        return self.missing_after(await self.read(), low)
-
-    def missing_after(self, measured: Sequence[MeasuredFilesystem], low: int) -> int:
-        """Return the bytes still to be freed to reach the targets of the pass, according to ``measured``."""
-        return sum(missing for _, missing in self._shortfalls(measured, low))
+        return sum(missing for _, missing in self._shortfalls(await self.read(), low))
 
     def shortfall_detail(self, measured: Sequence[MeasuredFilesystem], low: int) -> str:
         """Return the shortfall and the number of kept images by reason code, as a sentence; empty for none."""
@@ -379,3 +391,53 @@ def missing_bytes(observed: FsObservation, low: int) -> int:
     kubelet, so it can be one percent above the threshold although the target is met to the byte.
     """
     return max(0, observed.capacity_bytes * (100 - low) // 100 - observed.available_bytes)
+
+
+MANUAL_TRIGGERS: Final = frozenset({"command", "control", "apply"})
+"""Triggers of passes that a user requested."""
+
+
+class UndoTerms(Record):
+    """The undo window of the removals of a pass.
+
+    Attributes:
+        pass_id: id of the pass.
+        window: time for which a removal can be undone.
+        only_by_age: whether only removals by maximum age have the window; all others free space immediately.
+    """
+
+    pass_id: str
+    window: timedelta
+    only_by_age: bool
+
+    def covers(self, decision: Decision) -> bool:
+        """Return whether a removal has the window."""
+        if decision.kind is not ItemKind.IMAGE:
+            return False
+        return not self.only_by_age or decision.reason.code is ReasonCode.UNUSED_TOO_LONG
+
+
+def offered_window_s(settings: Settings, preview: Preview) -> float:
+    """Return the undo window in seconds of the image removals of a preview that a user requests; 0 without a window.
+
+    Removals through CRI, and removals without containerd's records, free space immediately.
+    """
+    by_name = settings.bulk_removal and preview.snapshot.storage is not None
+    removes_images = any(each.kind is ItemKind.IMAGE for each in preview.removals)
+    return settings.undo_window_s if by_name and removes_images else 0.0
+
+
+def undo_terms(pass_id: str, trigger: str, window: timedelta, *, space_needed: bool) -> UndoTerms | None:
+    """Return the undo window of a pass; ``None`` if its removals free space immediately.
+
+    Args:
+        pass_id: id of the pass.
+        trigger: trigger of the pass.
+        window: the configured window.
+        space_needed: whether the filesystem is above its threshold. A pass of the daemon then frees space immediately;
+            in a pass requested by a user, the window ends with the next pass that needs the space.
+    """
+    manual = trigger in MANUAL_TRIGGERS
+    if window.total_seconds() <= 0 or (space_needed and not manual):
+        return None
+    return UndoTerms(pass_id, window, only_by_age=not manual)

@@ -8,7 +8,6 @@ from nodeagent.gc.guard import DEFAULT_SETTLE_S, HURRIED_SETTLE_S, RuntimeReader
 from nodeagent.gc.image_removers import TransactionalImageRemover
 from nodeagent.gc.logs import LeakRemover, LogLinkRemover, PodLogRemover
 from nodeagent.gc.removers import ContainerRemover, ImageRemover, ImageRemoverWithoutLeases, SandboxRemover
-from nodeagent.host import pod_logs as podlogs
 from nodeagent.model.decision import ItemKind
 from nodeagent.pods.images import no_pod_images
 from nodeagent.record import Record
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.gc.executor import BatchRemover, Remover
+    from nodeagent.gc.logs import HostLogs
+    from nodeagent.gc.pass_state import UndoTerms
     from nodeagent.gc.plan.policy import GCPolicy
-    from nodeagent.gc.removers import LogActions
-    from nodeagent.gc.undo_terms import UndoTerms
     from nodeagent.model import Hold, NodeSnapshot, PodImages, UnreferencedPiece
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
@@ -45,7 +44,7 @@ class RemoverFactory(Record):
 
     cri: CriClient
     storage: StorageBackend
-    logs: LogActions
+    logs: HostLogs
     clock: Clock
     read_holds: Callable[[], tuple[Hold, ...]]
     find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]]
@@ -75,7 +74,7 @@ class RemoverFactory(Record):
             ItemKind.CONTAINER: ContainerRemover(reader, self.cri, self.logs),
             ItemKind.SANDBOX: SandboxRemover(reader, self.cri),
             ItemKind.POD_LOG_DIRECTORY: PodLogRemover(reader, self.logs, policy.logs, snapshot, clock=self.clock),
-            ItemKind.CONTAINER_LOG_LINK: LogLinkRemover(reader, self.logs, podlogs.link_container_id),
+            ItemKind.CONTAINER_LOG_LINK: LogLinkRemover(self.cri, self.logs),
         }
 
     def _image_remover(

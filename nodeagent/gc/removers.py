@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, RuntimeUnsupportedError, StoreError
 from nodeagent.gc.executor import Outcome, Result
@@ -24,72 +24,18 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.clock import Clock
+    from nodeagent.gc.guard import RuntimeReader
+    from nodeagent.gc.logs import HostLogs
     from nodeagent.gc.plan.policy import ImageGCPolicy
-    from nodeagent.model import ClockTrust, Container, Hold, Image, LogTree, PodImages, Sandbox
+    from nodeagent.model import ClockTrust, Container, Hold, Image, Sandbox
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage
+    from nodeagent.runtime.cri import CriClient
 
 
 _CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 LONGEST_UNOBSERVED_S: Final = 600.0
 """Maximum age of a plan for removals by age: an image use that began and ended after the plan is not observed."""
-
-
-class FreshReader(Protocol):
-    """Reader of the current runtime state for the guards, without a cache."""
-
-    async def image(self, image_id: str) -> Image | None:
-        """Return the current state of an image; ``None`` if the image does not exist."""
-
-    async def image_and_names(self, image_id: str) -> tuple[Image | None, tuple[StoredImage, ...]]:
-        """Return the current image and containerd's records of its names; no names without the containerd API."""
-
-    async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
-        """Return all containers with their mounted images, and all sandboxes with their own images."""
-
-    async def pod_images(self) -> PodImages:
-        """Return the images referenced by the pods of this node."""
-
-    async def container(self, container_id: str) -> Container | None:
-        """Return the current state of one container; ``None`` if the container does not exist."""
-
-    async def sandbox_listed(self, sandbox_id: str) -> bool:
-        """Return whether a sandbox exists in the runtime."""
-
-    async def has_writable_layer(self, container_id: str) -> bool | None:
-        """Return whether the writable layer of a container or sandbox exists; ``None`` if unreadable."""
-
-
-class RuntimeActions(Protocol):
-    """Calls that change the runtime. Source: CRI ``ImageService`` and ``RuntimeService``."""
-
-    async def remove_image(self, reference: str) -> None:
-        """Remove an image by id; success if absent."""
-
-    async def remove_container(self, container_id: str) -> None:
-        """Remove a container; success if absent."""
-
-    async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Stop a sandbox; success if already stopped or absent."""
-
-    async def remove_sandbox(self, sandbox_id: str) -> None:
-        """Remove a sandbox; success if absent."""
-
-
-class LogActions(Protocol):
-    """Removals below the log roots; blocking, and therefore called in a thread."""
-
-    def remove_container_logs(self, log_path: str, container_id: str) -> int:
-        """Remove a container's current and rotated logs and its link; return the bytes freed."""
-
-    def read_pod_directory(self, name: str) -> LogTree | None:
-        """Return a reading of one pod log directory; ``None`` if it does not exist."""
-
-    def remove_pod_directory(self, name: str, uid: str, changed_at: datetime) -> int:
-        """Remove one pod log directory unless an entry changed after ``changed_at``; return the bytes freed."""
-
-    def remove_dead_link(self, name: str) -> bool:
-        """Remove a link whose target does not exist; return false if the target exists again."""
 
 
 class ImageRemover:
@@ -100,8 +46,8 @@ class ImageRemover:
 
     def __init__(  # noqa: PLR0913 - inputs of the second planning
         self,
-        reader: FreshReader,
-        actions: RuntimeActions,
+        reader: RuntimeReader,
+        actions: CriClient,
         policy: ImageGCPolicy,
         template: NodeSnapshot,
         *,
@@ -222,19 +168,20 @@ class ContainerRemover:
     Source: kubelet ``removeContainer``; CRI ``RemoveContainer``.
     """
 
-    def __init__(self, reader: FreshReader, actions: RuntimeActions, logs: LogActions) -> None:
+    def __init__(self, reader: RuntimeReader, actions: CriClient, logs: HostLogs) -> None:
         self._reader = reader
         self._actions = actions
         self._logs = logs
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the container unless it is running or its pod is active again."""
-        container = await self._reader.container(decision.id)
+        container = await self._actions.get_container(decision.id)
         if container is not None and decision.reason.code is ReasonCode.POD_DELETED:
-            active = await self._pod_activity(container)
+            containers, sandboxes = await self._reader.users()
+            active = pod_activity(container.pod_uid, container.sandbox_id, containers, sandboxes)
             if active:
                 return Result(decision, Outcome.CHANGED, f"kept: {active}")
-            container = await self._reader.container(decision.id)  # may have been started meanwhile
+            container = await self._actions.get_container(decision.id)  # may have been started meanwhile
         if container is None:
             return Result(decision, Outcome.GONE, "already removed")
         if container.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
@@ -242,17 +189,13 @@ class ContainerRemover:
         try:
             await self._actions.remove_container(decision.id)
         except RuntimeTimeoutError:
-            if await self._reader.container(decision.id) is not None:
+            if await self._actions.get_container(decision.id) is not None:
                 raise
-        if await self._reader.container(decision.id) is not None:
+        if await self._actions.get_container(decision.id) is not None:
             detail = "the runtime reported the removal, but the item still exists; logs kept"
             return Result(decision, Outcome.FAILED, detail)
         leftovers = [await self._remove_logs(container), await _leftover_layer(self._reader, decision.id)]
         return Result(decision, Outcome.DONE, "; ".join(filter(None, leftovers)), freed_bytes=decision.frees_bytes)
-
-    async def _pod_activity(self, container: Container) -> str:
-        containers, sandboxes = await self._reader.users()
-        return pod_activity(container.pod_uid, container.sandbox_id, containers, sandboxes)
 
     async def _remove_logs(self, container: Container) -> str:
         if not container.log_path:
@@ -270,7 +213,7 @@ class SandboxRemover:
     Source: kubelet ``removeSandbox``; CRI ``StopPodSandbox``, ``RemovePodSandbox``.
     """
 
-    def __init__(self, reader: FreshReader, actions: RuntimeActions) -> None:
+    def __init__(self, reader: RuntimeReader, actions: CriClient) -> None:
         self._reader = reader
         self._actions = actions
 
@@ -300,7 +243,7 @@ class SandboxRemover:
         return Result(decision, Outcome.DONE, await _leftover_layer(self._reader, decision.id))
 
 
-async def _leftover_layer(reader: FreshReader, container_id: str) -> str:
+async def _leftover_layer(reader: RuntimeReader, container_id: str) -> str:
     """Return a warning if the writable layer of a removed container or sandbox remains; otherwise empty."""
     remains = await reader.has_writable_layer(container_id)
     if remains is None:
@@ -335,15 +278,3 @@ def pod_activity(uid: str, sandbox_id: str, containers: tuple[Container, ...], s
         if each.state in active and (each.sandbox_id in ids or (uid and each.pod_uid == uid)):
             return f"container {each.name} of its pod is {each.state.value}"
     return ""
-
-
-__all__ = [
-    "ContainerRemover",
-    "FreshReader",
-    "ImageRemover",
-    "ImageRemoverWithoutLeases",
-    "LogActions",
-    "RuntimeActions",
-    "SandboxRemover",
-    "pod_activity",
-]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, RuntimeUnsupportedError, UsageError
 from nodeagent.gc.pass_state import new_pass_id
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.clock import Clock
+    from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.leases import ImageName, OpenRemoval, Restored, UndoableRemoval
     from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
 
@@ -191,13 +192,14 @@ class UndoResult(Record):
 
     Attributes:
         names: the names of the image before its removal, without its id.
+        outcome: ``restored``, ``present`` (all its names existed again before the undo) or ``failed``.
         detail: cause of the outcome; empty for an outcome without a cause.
     """
 
-    image_id: str
+    id: str
     names: tuple[str, ...]
     outcome: UndoOutcome
-    detail: str = ""
+    detail: str
 
 
 class UndoReport(Record):
@@ -224,18 +226,11 @@ class NotUndoableError(UsageError):
     """No image removal of a pass is in its undo window."""
 
 
-class ImageList(Protocol):
-    """Images as listed by CRI."""
-
-    async def image_ids(self) -> frozenset[str]:
-        """Return the id of every image that CRI lists."""
-
-
 class ImageUndo:
     """Service that lists image removals in their undo window, undoes them and ends undo windows."""
 
     def __init__(
-        self, storage: StorageBackend, images: ImageList, lock_path: Path, clock: Clock, window: timedelta
+        self, storage: StorageBackend, images: CriClient, lock_path: Path, clock: Clock, window: timedelta
     ) -> None:
         """Compose the undo; ``lock_path`` is the node's pass lock file, ``window`` the configured undo window."""
         self._storage = storage
@@ -318,7 +313,7 @@ class ImageUndo:
 
         CRI adds restored images to its list with a delay, from containerd's events.
         """
-        missing = {each.image_id for each in results if each.outcome is UndoOutcome.RESTORED}
+        missing = {each.id for each in results if each.outcome is UndoOutcome.RESTORED}
         waited_s, wait_s = 0.0, _FIRST_WAIT_S
         missing -= await self._images.image_ids()
         while missing and waited_s < _LISTED_WITHIN_S:
@@ -326,8 +321,8 @@ class ImageUndo:
             waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
             missing -= await self._images.image_ids()
         return [
-            UndoResult(each.image_id, each.names, UndoOutcome.FAILED, "names restored, but CRI does not list the image")
-            if each.image_id in missing
+            UndoResult(each.id, each.names, UndoOutcome.FAILED, "names restored, but CRI does not list the image")
+            if each.id in missing
             else each
             for each in results
         ]

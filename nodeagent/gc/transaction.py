@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import (
     NodeAgentError,
@@ -21,7 +21,7 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
     RuntimeUnsupportedError,
 )
-from nodeagent.gc.executor import Outcome, Result
+from nodeagent.gc.executor import Outcome, Result, caught
 from nodeagent.gc.guard import Settled, settle
 from nodeagent.record import Record
 from nodeagent.runtime.connection import run_bounded
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.gc.guard import Waits
-    from nodeagent.gc.undo_terms import UndoTerms
+    from nodeagent.gc.pass_state import UndoTerms
     from nodeagent.model import ClockTrust, Image
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage
     from nodeagent.runtime.leases import ImageName, Restored
-    from nodeagent.runtime.storage_backend import RemovalRecords
+    from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
     from nodeagent.runtime.storage_graph import ImageExtent
 
 WINDOW: Final = timedelta(hours=24)
@@ -56,16 +56,6 @@ lease.
 
 LONGEST_REMOVAL: Final = timedelta(minutes=15)
 """Age from which a removal by an unknown process counts as interrupted."""
-
-
-class NameActions(Protocol):
-    """Changes to image names, provided by the storage backend. Source: containerd ``images.v1.Images``."""
-
-    async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Delete an image name if it has the digest ``target``; return whether the name existed."""
-
-    async def get_image_names(self, names: Sequence[str]) -> tuple[StoredImage, ...]:
-        """Return the records of those image names that exist."""
 
 
 class Candidate(Record):
@@ -111,7 +101,7 @@ class TransactionServices(Record):
         undo_terms: the undo window of the removals; ``None`` without an undo window.
     """
 
-    names: NameActions
+    names: StorageBackend
     records: RemovalRecords
     keep_reasons: Callable[[Mapping[str, Image], Sequence[Decision]], Awaitable[dict[str, str]]]
     clock: Clock
@@ -255,16 +245,10 @@ class ImageTransaction:
         await self._services.names.delete_image(name.stored.name, sync=False, target=name.stored.target)
 
     async def _settle(self) -> Settled | NodeAgentError:
-        try:
-            with self._services.waits.waiting():
-                services = self._services
-                return await settle(
-                    services.records.creations, self._wait_for_writes, services.clock, services.settle_s
-                )
-        except RuntimeUnavailableError:
-            raise
-        except NodeAgentError as error:
-            return error
+        services = self._services
+        with services.waits.waiting():
+            creations = services.records.creations
+            return await caught(settle(creations, self._wait_for_writes, services.clock, services.settle_s))
 
     async def _wait_for_writes(self) -> None:
         await self._services.records.leases.wait_for_writes(self._lease.id)
@@ -276,12 +260,8 @@ class ImageTransaction:
             return dict.fromkeys(images, f"image use unreadable: {settled}")
         if settled.unprepared:
             return dict.fromkeys(images, "a container creation in progress has no snapshot yet")
-        try:
-            return await self._users_now(images, settled) if images else {}
-        except RuntimeUnavailableError:
-            raise
-        except NodeAgentError as error:
-            return dict.fromkeys(images, f"image use unreadable: {error}")
+        used = await caught(self._users_now(images, settled)) if images else {}
+        return dict.fromkeys(images, f"image use unreadable: {used}") if isinstance(used, NodeAgentError) else used
 
     async def _users_now(self, images: Mapping[str, Candidate], settled: Settled) -> dict[str, str]:
         tops = {image_id: self._extents[image_id].tops for image_id in images if image_id in self._extents}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.host.node import boot_id as read_boot_id
 from nodeagent.model import ContainerState
 from nodeagent.record import replace
-from nodeagent.store import ClockReading, Store
+from nodeagent.store.clock_record import ClockReading
+from nodeagent.store.database import Store
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.model import ClockTrust, NodeSnapshot
-    from nodeagent.store import ItemKey
+    from nodeagent.store.observation import ItemKey
 
 # Module constants, since a lookup in the enum class takes ten times as long.
 _RUNNING: Final = ContainerState.RUNNING

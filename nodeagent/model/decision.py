@@ -194,7 +194,7 @@ class FilesystemTarget(Record):
 
     path: str
     wanted_bytes: int
-    pending_bytes: int = 0
+    pending_bytes: int
 
 
 class Plan(Record):

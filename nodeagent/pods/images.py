@@ -11,7 +11,6 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import NO_POD_IMAGES, PodImages
 from nodeagent.model.pods import ENDED, Completeness
 from nodeagent.pods.sources import MAX_AGE_S, BoundPods
@@ -136,14 +135,6 @@ def make_bound_pods(settings: KubeletSettings, clock: Clock, list_sandboxes: San
     return BoundPods(
         clock, KubeletPods(access, port_owners), address=pods_address(access), list_sandboxes=list_sandboxes
     )
-
-
-def make_pod_image_reader(
-    settings: KubeletSettings, clock: Clock, bound: BoundPods, watched: WatchedPods | None = None
-) -> PodImageReader:
-    """Return the reader of the images named by pods, with the configured sources."""
-    manifests = ManifestReader(settings.manifests) if settings.manifests is not None else None
-    return PodImageReader(clock, bound=bound, manifests=manifests, watched=watched)
 
 
 def _add(named: defaultdict[str, set[str]], pods: Iterable[PodSpec], source: str) -> None:

@@ -11,6 +11,7 @@ causes another read. A pass on an idle node therefore requires only two list cal
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,8 +23,18 @@ from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import ContainerState, Role
 from nodeagent.model.pods import PodInventory, PodReading
 from nodeagent.model.pressure import LayerUsage, Moment
-from nodeagent.pods.disk_usage import DiskUsage, PodDiskReader, replace_layers, with_disk_usage, with_layers, with_stats
-from nodeagent.pods.layers import AT_LEAST_ZERO, ExitedLayers, measure_missing, with_further_layers
+from nodeagent.pods.disk_usage import (
+    AT_LEAST_ZERO,
+    DiskUsage,
+    ExitedLayers,
+    PodDiskReader,
+    measure_missing,
+    replace_layers,
+    with_disk_usage,
+    with_further_layers,
+    with_layers,
+    with_stats,
+)
 from nodeagent.pods.plan.facts import ignored_marks, merge_facts
 from nodeagent.pods.plan.groups import group_pods
 from nodeagent.pods.plan.inference import qos_of_cgroup, shutdown_pods
@@ -41,8 +52,7 @@ if TYPE_CHECKING:
     from nodeagent.model import Container, Sandbox
     from nodeagent.model.access import KubeletAccess
     from nodeagent.model.pods import ContainerTraits, PodHandle, RuntimePod
-    from nodeagent.pods.layers import MeasureLayer
-    from nodeagent.pods.sources import ManifestLister
+    from nodeagent.pods.disk_usage import MeasureLayer
     from nodeagent.pods.watched import WatchedPods
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import ContainerDetails, ContainerUsage, SandboxDetails
@@ -106,9 +116,13 @@ class RuntimeDetails:
                     failed.append(str(error))
 
         missing = [
-            *(self._sandbox_reader(each) for each in sandboxes if each.id in active and each.id not in self._sandboxes),
             *(
-                self._container_reader(each)
+                partial(self._read_sandbox, each.id)
+                for each in sandboxes
+                if each.id in active and each.id not in self._sandboxes
+            ),
+            *(
+                partial(self._read_container, each.id)
                 for each in containers
                 if each.sandbox_id in active and each.id not in self._traits
             ),
@@ -132,20 +146,14 @@ class RuntimeDetails:
         for removed in self._traits.keys() - listed:
             del self._traits[removed]
 
-    def _sandbox_reader(self, sandbox: Sandbox) -> Callable[[], Awaitable[None]]:
-        async def read() -> None:
-            self._sandboxes[sandbox.id] = await self._cri.sandbox_details(sandbox.id)
+    async def _read_sandbox(self, sandbox_id: str) -> None:
+        self._sandboxes[sandbox_id] = await self._cri.sandbox_details(sandbox_id)
 
-        return read
-
-    def _container_reader(self, container: Container) -> Callable[[], Awaitable[None]]:
-        async def read() -> None:
-            details = await self._container_details(container.id)
-            # A created container has no process and no PID yet; a reading now would be cached for its lifetime.
-            if details.container.state in (ContainerState.RUNNING, ContainerState.EXITED):
-                self._traits[container.id] = details.traits
-
-        return read
+    async def _read_container(self, container_id: str) -> None:
+        details = await self._container_details(container_id)
+        # A created container has no process and no PID yet; a reading now would be cached for its lifetime.
+        if details.container.state in (ContainerState.RUNNING, ContainerState.EXITED):
+            self._traits[container_id] = details.traits
 
     async def _container_details(self, container_id: str) -> ContainerDetails:
         """Return the verbose status; the plain status if the verbose status exceeds the message limit.
@@ -181,30 +189,26 @@ def _cgroup_parent(details: SandboxDetails) -> str:
 
 
 _LISTS_KEPT_S: Final = 60.0
+_KUBELET_MAX_AGE_S: Final = 10.0
 
 
 class PodSettings(Record):
     """Sources of pod facts.
 
     Attributes:
-        role: role of the agent. On a node without a kubelet, a pod that no source declares critical is assumed not to
-            be critical; beside a kubelet no fact is assumed.
         node_name: suffix of the names of static pods; empty for the host name.
         pod_log_root: parent of the log directories of pods without a configured log directory.
         kubelet_root: the kubelet's root directory, which contains the volumes of pods.
         kubelet: access to the kubelet's pod list; ``None`` for no access.
-        kubelet_max_age_s: age in seconds after which the kubelet's list is read again.
         manifests: directory of the static pods' manifests; ``None`` without static pods.
         annotation_namespaces: namespaces whose pods may carry marks in annotations.
         memory_stalls: whether the memory stalls of pods are read.
     """
 
-    role: Role
     node_name: str = ""
     pod_log_root: Path = Path("/var/log/pods")
     kubelet_root: Path = KUBELET_ROOT
     kubelet: KubeletAccess | None = None
-    kubelet_max_age_s: float = 10.0
     manifests: Path | None = None
     annotation_namespaces: frozenset[str] = frozenset()
     memory_stalls: bool = False
@@ -228,9 +232,8 @@ class PodReader:
         settings: PodSettings,
         clock: Clock,
         kubelet: PodLister | None = None,
-        manifests: ManifestLister | None = None,
         root: Path = Path("/"),
-        role: Callable[[], Role] | None = None,
+        role: Callable[[], Role],
         measure_layer: MeasureLayer | None = None,
         watched: WatchedPods | None = None,
     ) -> None:
@@ -241,22 +244,21 @@ class PodReader:
             settings: sources of pod facts.
             clock: dates the readings.
             kubelet: source of the kubelet's pod list; ``None`` to use ``settings.kubelet``.
-            manifests: source of the static pods; ``None`` to use the directory in ``settings``.
             root: parent of ``proc`` and ``sys``.
-            role: returns the current role, which changes at run time; ``None`` to use the role in ``settings``.
+            role: returns the current role, which changes at run time. On a node without a kubelet, a pod that no source
+                declares critical is assumed not to be critical; beside a kubelet no fact is assumed.
             measure_layer: returns the usage of a writable layer by snapshotter and container id, for layers that
                 neither the runtime's statistics nor the mounts include; ``None`` if such usage remains unknown.
             watched: the watched pods of the API server; ``None`` without a watch.
         """
         self._cri = cri
         self._clock = clock
-        self._role = role or (lambda: settings.role)
+        self._role = role
         self._exited_layers = None if measure_layer is None else ExitedLayers(measure_layer)
         if kubelet is None and settings.kubelet is not None:
             kubelet = KubeletPods(settings.kubelet, port_owners)
-        if manifests is None and settings.manifests is not None:
-            manifests = ManifestReader(settings.manifests)
-        listing = KubeletListing(kubelet, clock, settings.kubelet_max_age_s)
+        manifests = None if settings.manifests is None else ManifestReader(settings.manifests)
+        listing = KubeletListing(kubelet, clock, _KUBELET_MAX_AGE_S)
         self._definitions = PodDefinitions(listing, manifests, settings.node_name, watched)
         self._annotation_namespaces = settings.annotation_namespaces
         self._details = RuntimeDetails(cri)
@@ -417,7 +419,6 @@ def make_pod_reader(  # noqa: PLR0913 - the sources of a reader
     """
     kubelet = settings.kubelet
     sources = PodSettings(
-        role(),
         node_name=kubelet.node_name,
         pod_log_root=settings.pod_log_root,
         kubelet=kubelet.access,

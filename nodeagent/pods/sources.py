@@ -183,11 +183,6 @@ class BoundPods:
         self.state = None if kubelet is None else PodListReading(PodListSource.KUBELET, address)
 
     @property
-    def configured(self) -> bool:
-        """Whether a kubelet is configured."""
-        return self._kubelet is not None
-
-    @property
     def has_list(self) -> bool:
         """Whether a list has been read."""
         return self._bound is not None

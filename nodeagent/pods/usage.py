@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.guarded_call import call_kernel
@@ -82,12 +82,10 @@ class PodCgroups:
 
     def drop_removed(self, listed: set[str]) -> None:
         """Drop the entries of sandboxes and containers that are no longer listed."""
-        for removed in self._memory_min.keys() - listed:
-            del self._memory_min[removed]
-        for removed in self._memory_max.keys() - listed:
-            del self._memory_max[removed]
-        for removed in self._directories.keys() - listed:
-            del self._directories[removed]
+        known: dict[str, Any]
+        for known in (self._memory_min, self._memory_max, self._directories):
+            for removed in known.keys() - listed:
+                del known[removed]
 
     async def find_resized(self, traits: Mapping[str, ContainerTraits]) -> frozenset[str]:
         """Return the ids of containers with a changed memory limit, and read ``memory.min`` of pod cgroups again.

@@ -137,8 +137,6 @@ def restore_pods(watched: WatchedPods, directory: Path, configured_name: str) ->
     Raises:
         StoreError: the stored pods cannot be read.
     """
-    from nodeagent.pods.watched import read_watched_pods  # noqa: PLC0415 - loaded only with a watch
-
     name = node_name(configured_name)
     watched.address = list_address(name)
     stored = read_watched_pods(directory, name)

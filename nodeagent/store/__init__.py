@@ -7,19 +7,3 @@ name, never deleted.
 
 Files of earlier versions are read; databases are migrated with the first write.
 """
-
-from nodeagent.store.clock_record import ClockReading
-from nodeagent.store.database import SnapshotFigures, Store
-from nodeagent.store.observation import GapLimits, ItemKey, gap_limits
-from nodeagent.store.state_file import StoreHealth, merge_usage
-
-__all__ = [
-    "ClockReading",
-    "GapLimits",
-    "ItemKey",
-    "SnapshotFigures",
-    "Store",
-    "StoreHealth",
-    "gap_limits",
-    "merge_usage",
-]

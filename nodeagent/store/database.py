@@ -25,7 +25,7 @@ from nodeagent.store.observation import (
     update_first_seen,
 )
 from nodeagent.store.sqlite import BROKEN, micros
-from nodeagent.store.state_file import StateFile, StoreHealth, merge_usage
+from nodeagent.store.state_file import StateFile, merge_usage
 from nodeagent.store.usage_file import StoredUsage
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class Store:
     """Store of the usage of images and snapshots. Its methods block, may be called from any thread, and never raise.
 
     The state in memory is authoritative while the agent runs; the file is a copy. If the file cannot be read or
-    written, ``health`` contains the cause; each later write is a retry, and the first successful write writes the whole
-    state.
+    written, ``problem`` has the cause; each later write is a retry, and the first successful write writes everything.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False, gaps: GapLimits = _DEFAULT_GAPS) -> None:
@@ -81,9 +80,9 @@ class Store:
             return self._file.take_notices()
 
     @property
-    def health(self) -> StoreHealth:
-        """Health of the database file."""
-        return self._file.health
+    def problem(self) -> str:
+        """Error because of which the usage is not on disk, with the consequence; empty while the file is usable."""
+        return self._file.problem
 
     def usage(self) -> dict[str, ImageUsage]:
         """Return the image usage by image id, in node time."""
@@ -248,7 +247,7 @@ class Store:
     ) -> None:
         """Store the usage of committed snapshots, which saves one call per snapshot after a restart.
 
-        A failed write is ignored, since the runtime can report the usage again; ``health`` reports the next failure.
+        A failed write is ignored, since the runtime can report the usage again; ``problem`` reports the next failure.
         """
         with self._lock:
             if not self._file.writable:
@@ -278,7 +277,7 @@ class Store:
     def _observed_since(self, at: ClockReading) -> datetime | None:
         settled = self.clock(at).expiry_now is not None
         observed_s = self._tracker.observed_s(at, is_wall_settled=settled)
-        if observed_s is None or not self._file.loaded or not self.health.persistent:
+        if observed_s is None or not self._file.loaded or self.problem:
             return None
         return later(at.wall, observed_s - at.boottime_s)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.record import Record, replace
 from nodeagent.store.clock_record import PLAUSIBLE_FROM
-from nodeagent.store.sqlite import micros, moment, storable, stored_text
+from nodeagent.store.sqlite import has_table, micros, moment, storable, stored_text
 from nodeagent.text import encodable, raw_bytes
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class PastAction(Record):
     detail: str
     reason: str
     sentence: str
-    frees_bytes: int | None
-    duration_s: float
+    frees_bytes: int | None = None
+    duration_s: float = 0.0
 
 
 class PastPass(Record):
@@ -75,11 +75,11 @@ class PastPass(Record):
     plan_id: str
     dry_run: bool
     result: str
-    detail: str
-    predicted_bytes: int
-    freed_bytes: int | None
-    percent_before: int | None
-    percent_after: int | None
+    detail: str = ""
+    predicted_bytes: int = 0
+    freed_bytes: int | None = None
+    percent_before: int | None = None
+    percent_after: int | None = None
     actions: tuple[PastAction, ...] = ()
     eviction: str = ""
     settled_s: float = 0.0
@@ -306,12 +306,12 @@ def _with_actions(
     ):
         actions.setdefault(pass_id, []).append(_action(row))
     documents = {}
-    if _has_table(connection, "evictions"):  # absent in schema version 1; reading does not migrate the file
+    if has_table(connection, "evictions"):  # absent in schema version 1; reading does not migrate the file
         documents = dict(
             connection.execute(f"SELECT pass_id, document FROM evictions WHERE {listed}", ids).fetchall()  # noqa: S608
         )
     settled: dict[str, float] = {}
-    if _has_table(connection, "settle_times"):
+    if has_table(connection, "settle_times"):
         settled = dict(
             connection.execute(f"SELECT pass_id, settled_s FROM settle_times WHERE {listed}", ids).fetchall()  # noqa: S608
         )
@@ -342,12 +342,7 @@ def count_passes(connection: sqlite3.Connection, limit: int) -> list[CountedPass
 
 def has_passes(connection: sqlite3.Connection) -> bool:
     """Return whether the file has the tables of passes; false if the writer was killed while it created the file."""
-    return _has_table(connection, "passes") and _has_table(connection, "actions")
-
-
-def _has_table(connection: sqlite3.Connection, name: str) -> bool:
-    found = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
-    return found.fetchone() is not None
+    return has_table(connection, "passes") and has_table(connection, "actions")
 
 
 def _select_passes(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.stops import NodeStop, PodOutcome, StopEnd, StopKind, StoppedPod
 from nodeagent.store.clock_record import PLAUSIBLE_FROM
-from nodeagent.store.sqlite import micros, moment, storable, stored_text
+from nodeagent.store.sqlite import has_table, micros, moment, storable, stored_text
 
 if TYPE_CHECKING:
     import sqlite3
@@ -92,10 +92,10 @@ def prune_stops(connection: sqlite3.Connection, before: datetime | None, maximum
 
 def read_stops(connection: sqlite3.Connection, since: datetime | None, limit: int) -> Iterator[NodeStop]:
     """Yield the node stops with their pods, newest first; none if the database lacks the table."""
-    if not _has_table(connection, "node_stops"):
+    if not has_table(connection, "node_stops"):
         return
     operations: dict[str, str] = {}
-    if _has_table(connection, "node_stop_operations"):  # absent in files of the first versions
+    if has_table(connection, "node_stop_operations"):  # absent in files of the first versions
         operations = dict(connection.execute("SELECT stop_id, operation FROM node_stop_operations"))
     rows = connection.execute(
         "SELECT id, boot_id, kind, started_us, started_s, granted_ms, end, ended_us, dry_run FROM node_stops"
@@ -133,7 +133,3 @@ def read_stops(connection: sqlite3.Connection, since: datetime | None, limit: in
             ),
             operation=stored_text(operations.get(identity, "")),
         )
-
-
-def _has_table(connection: sqlite3.Connection, name: str) -> bool:
-    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None

@@ -99,6 +99,12 @@ def check_version(connection: sqlite3.Connection, newest: int) -> int:
     return int(version)
 
 
+def has_table(connection: sqlite3.Connection, name: str) -> bool:
+    """Return whether a database file has a table."""
+    found = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
+    return found.fetchone() is not None
+
+
 def check(connection: sqlite3.Connection) -> None:
     """Check the integrity of a database file.
 

@@ -1,4 +1,4 @@
-"""Database file of image and snapshot usage: reading, writing and health.
+"""Database file of image and snapshot usage: reading, writing and errors.
 
 Interval between writes of image usage if only times have changed.
 
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.model import ImageUsage
-from nodeagent.record import Record
 from nodeagent.store.sqlite import BUSY_TIMEOUT_S, check, connect, identity, is_corrupt, quarantine
 from nodeagent.store.usage_file import ADDITIONS, MIGRATIONS, StoredUsage, last_write, read_usage, write_usage
 
@@ -65,28 +64,13 @@ def _adds_little(now: ImageUsage, written: ImageUsage) -> bool:
     return abs((now.last_used - written.last_used).total_seconds()) < UNWRITTEN_S
 
 
-class StoreHealth(Record):
-    """Health of the database file.
-
-    Attributes:
-        problem: error because of which the usage is not on disk, with the consequence; empty while the file is usable.
-    """
-
-    problem: str = ""
-
-    @property
-    def persistent(self) -> bool:
-        """Whether the usage survives a restart."""
-        return not self.problem
-
-
 class StateFile:
     """Database file with a copy of the state in memory. Its methods block; ``read`` and ``write`` never raise.
 
     Attributes:
         written: last content read from or written to the file; ``None`` if the next write has to be complete.
         loaded: whether the file was read, did not exist, or was quarantined.
-        health: health of the file, with the cause while the file cannot be read or written.
+        problem: error because of which the usage is not on disk, with the consequence; empty while the file is usable.
     """
 
     def __init__(self, path: Path, *, read_only: bool, on_lost: Callable[[], None]) -> None:
@@ -99,7 +83,7 @@ class StateFile:
         self._notices: list[str] = []
         self.written: StoredUsage | None = None
         self.loaded = False
-        self.health = StoreHealth()
+        self.problem = ""
 
     @property
     def writable(self) -> bool:
@@ -120,7 +104,7 @@ class StateFile:
             file = identity(self._path)
             if file is None:
                 self.loaded = True
-                self.health = StoreHealth()
+                self.problem = ""
                 return None
             with closing(self.open_for_reading()) as connection:
                 check(connection)
@@ -134,7 +118,7 @@ class StateFile:
             return None
         self.written, self._identity = stored, file
         self.loaded = True
-        self.health = StoreHealth()
+        self.problem = ""
         return stored
 
     def write(self, now: StoredUsage, *, only_if_due: bool = False) -> None:
@@ -158,7 +142,7 @@ class StateFile:
             self._fail(str(error))
             return
         self.written, self._last_write = now, write_id
-        self.health = StoreHealth()
+        self.problem = ""
 
     def open_for_reading(self) -> sqlite3.Connection:
         """Return a read-only connection; it creates no ``-wal`` and ``-shm`` files unless a ``-wal`` file exists."""
@@ -186,7 +170,7 @@ class StateFile:
         )
 
     def _handle_error(self, error: sqlite3.DatabaseError) -> None:
-        """Quarantine the file if it is corrupt and not read-only; otherwise set ``health`` to the error."""
+        """Quarantine the file if it is corrupt and not read-only; otherwise set ``problem`` to the error."""
         if self._read_only or not is_corrupt(error):
             self._fail(str(error))
             return
@@ -199,13 +183,13 @@ class StateFile:
         self.written = None
         self._on_lost()
         self._notices.append(notice)
-        self.health = StoreHealth()
+        self.problem = ""
 
     def _fail(self, cause: str) -> None:
         self.written = None
         if not self.loaded:
             self._on_lost()
-        self.health = StoreHealth(
+        self.problem = (
             f"cannot use state database {self._path}: {cause}; continuing in memory, a restart would lose the usage "
             "of images"
         )

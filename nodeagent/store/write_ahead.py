@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.model.stops import ProcessIdentity
 from nodeagent.record import Record, replace
 from nodeagent.store.pass_tables import insert_pass, read_pass, write_actions
-from nodeagent.store.sqlite import storable, stored_text
+from nodeagent.store.sqlite import has_table, storable, stored_text
 
 if TYPE_CHECKING:
     import sqlite3
@@ -85,7 +85,7 @@ def update_unfinished(
 
 def read_writers(connection: sqlite3.Connection) -> dict[str, ProcessIdentity]:
     """Return the writer of each unfinished pass by pass id; empty for files of version 0.1."""
-    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'writers'").fetchone() is None:
+    if not has_table(connection, "writers"):
         return {}
     rows = connection.execute("SELECT pass_id, pid, boot_id, started_ticks FROM writers")
     return {

@@ -23,7 +23,8 @@ from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.storage_graph import LayerCache
-from nodeagent.store import ClockReading, Store
+from nodeagent.store.clock_record import ClockReading
+from nodeagent.store.database import Store
 from tests.bench.bench_agent import runtime
 from tests.bench.machine import slowdown
 

@@ -77,8 +77,10 @@ async def serve(socket: Path) -> None:
 async def measure(socket: Path, root: Path, runs: int) -> tuple[float, list[float], list[float]]:
     """Return the CPU time of the first reading and the CPU and wall times of the passes, in milliseconds."""
     async with RuntimeConnection(str(socket)) as connection:
-        settings = PodSettings(Role.STANDALONE, pod_log_root=root / "pods", kubelet_root=root / "kubelet")
-        watcher = PodReader(CriClient(connection), settings=settings, clock=SystemClock(), root=root)
+        settings = PodSettings(pod_log_root=root / "pods", kubelet_root=root / "kubelet")
+        watcher = PodReader(
+            CriClient(connection), settings=settings, clock=SystemClock(), role=lambda: Role.STANDALONE, root=root
+        )
         began = time.process_time()
         inventory = await watcher.read()
         first_ms = (time.process_time() - began) * 1000

@@ -173,7 +173,7 @@ def runtime(data: bytes) -> bool:
         contradictions=tuple(ListContradiction(each.detail) for each in suspicions if each.kind in _NEVER_EXPLAINED),
     )
     plan = plan_all(snapshot, GCPolicy())
-    removed = {(each.kind, each.id) for each in plan.removals}
+    removed = {(each.kind, each.id) for made in plan.plans for each in made.removals}
     for each in containers:
         used = {(ItemKind.IMAGE, each.image_ref), (ItemKind.IMAGE, each.image_id), (ItemKind.CONTAINER, each.id)}
         if each.state is ContainerState.RUNNING and removed & used:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.store import Store
+from nodeagent.store.database import Store
 from tests.support import reclaim
 from tests.support.command import ROOT
 from tests.support.worn_commands import Document, configure, gc, tags

@@ -66,8 +66,10 @@ def read_pods(containerd: Containerd, tmp_path: Path, **options: bool) -> tuple[
 
     async def gather() -> PodInventory:
         async with RuntimeConnection(str(containerd.socket), observer=observe) as connection:
-            settings = PodSettings(Role.STANDALONE, pod_log_root=tmp_path / "none", kubelet_root=tmp_path / "kubelet")
-            watcher = PodReader(CriClient(connection), settings=settings, clock=SystemClock())
+            settings = PodSettings(pod_log_root=tmp_path / "none", kubelet_root=tmp_path / "kubelet")
+            watcher = PodReader(
+                CriClient(connection), settings=settings, clock=SystemClock(), role=lambda: Role.STANDALONE
+            )
             await watcher.read(**options)
             calls.clear()
             return await watcher.read(**options)

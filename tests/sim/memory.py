@@ -6,13 +6,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import TRUSTED, ClockTrust, GapCause, ImageUsage, ImageUseRecord
-from nodeagent.store import ClockReading, merge_usage
+from nodeagent.store.state_file import merge_usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from datetime import datetime
 
-    from nodeagent.store import ItemKey
+    from nodeagent.store.clock_record import ClockReading
+    from nodeagent.store.observation import ItemKey
 
 _OBSERVED: Final = timedelta(days=30)
 

@@ -16,12 +16,12 @@ from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import run_async
-from nodeagent.gc.collector import Collector, RemovalCompletion
+from nodeagent.gc.collector import Collector
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
 from nodeagent.gc.remover_factory import RemoverFactory
-from nodeagent.gc.snapshot.node import Observer, ObserverSettings
+from nodeagent.gc.snapshot.node import Observer
 from nodeagent.model import Role
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
@@ -91,11 +91,13 @@ async def _simulated() -> AsyncIterator[Collector]:
             storage = ContainerdStorage(
                 ContainerdClient(connection), node.clock, lambda _path: LayerCache(clock=node.clock)
             )
-            settings = ObserverSettings("", root / "pods", root / "containers")
+            pod_logs, container_logs = root / "pods", root / "containers"
             observer = Observer(
                 cri,
                 storage,
-                settings=settings,
+                imagefs_path="",
+                pod_log_root=pod_logs,
+                container_log_root=container_logs,
                 clock=node.clock,
                 read_boot_id=str,
                 read_filesystem=read,
@@ -104,7 +106,7 @@ async def _simulated() -> AsyncIterator[Collector]:
                 read_role=standalone,
                 find_running=lambda _known: (frozenset(), False),
             )
-            logs = HostLogs(settings.pod_log_root, settings.container_log_root, node.clock)
+            logs = HostLogs(pod_logs, container_logs, node.clock)
             removers = RemoverFactory(
                 cri, storage, logs, node.clock, tuple, observer.images.find_unreferenced, bulk=True
             )
@@ -114,7 +116,7 @@ async def _simulated() -> AsyncIterator[Collector]:
                 _POLICY,
                 clock=node.clock,
                 read_filesystem=read,
-                completion=RemovalCompletion(storage.collect_garbage),
+                collect_garbage=storage.collect_garbage,
             )
 
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.documents.passes import Report
     from nodeagent.model import ClockTrust, NodeSnapshot
-    from nodeagent.store import ClockReading
+    from nodeagent.store.clock_record import ClockReading
 
 T = TypeVar("T")
 _LONGEST_PLAN_S: Final = 7 * 86_400.0

@@ -163,7 +163,7 @@ class Exposition(Collector):
         agent = context.agent
         gauges.set("nodeagent_runtime_up", agent is not None and not context.counters.runtime_down)
         if agent is not None:
-            gauges.set("nodeagent_memory_persistent", agent.store.health.persistent, "images")
+            gauges.set("nodeagent_memory_persistent", not agent.store.problem, "images")
             gauges.set("nodeagent_memory_persistent", not agent.history_writer.problem, "history")
             gauges.set("nodeagent_history_records_dropped_total", agent.history.dropped)
             for state in (agent.watched_pods.reading(), agent.bound_pods.state):

@@ -10,7 +10,7 @@ from nodeagent.api.codec import Document, Part
 from nodeagent.api.common import Reason, RecordedReason
 from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.documents.passes import Decision, decision_fields
-from nodeagent.record import Time
+from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -93,25 +93,16 @@ class Explained(Decision, frozen=True, kw_only=True):
     @classmethod
     def of_explanation(cls, value: explanation.Explanation) -> Explained:
         """Return the document form of an explanation."""
-        return cls(
-            **decision_fields(value.decision),
-            attempt=value.attempt,
-            names=value.names,
+        fields = equal_fields(
+            cls,
+            value,
             also_kept_by=tuple(map(Reason.of, value.also)),
-            when=value.when,
-            eligible_at=value.eligible_at,
-            users=value.users,
             position=value.position or None,
             positions=value.positions or None,
-            origin=value.origin,
-            first_detected=value.first_detected,
-            last_used=value.last_used,
-            size_bytes=value.size_bytes,
-            frees_alone_bytes=value.frees_alone_bytes,
-            removals_before=value.removals_before,
             sharing=None if value.sharing is None else Sharing.of(value.sharing),
             pod=None if value.pod is None else PodState(gone=value.pod.deleted, how=value.pod.how),
         )
+        return cls(**decision_fields(value.decision), **fields)
 
 
 class PastRemoval(Part, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from nodeagent.api.codec import Document, Number, Part
 from nodeagent.api.common import RecordedReason
-from nodeagent.record import Time
+from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 from nodeagent.text import raw_bytes
 
@@ -49,18 +49,15 @@ class PastAction(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: history.PastAction) -> PastAction:
         """Return the document form of an action."""
-        return cls(
-            kind=value.kind,
+        fields = equal_fields(
+            cls,
+            value,
             id=value.item_id,
             id_base64=base64_of(value.item_id),
-            name=value.name,
-            references=value.references,
-            outcome=value.outcome,
-            detail=value.detail,
             reason=RecordedReason(code=value.reason, sentence=value.sentence),
-            frees_bytes=value.frees_bytes,
             duration_s=round(value.duration_s, 4),
         )
+        return cls(**fields)
 
 
 class PastPass(Part, frozen=True, kw_only=True):
@@ -94,24 +91,19 @@ class PastPass(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: history.PastPass) -> PastPass:
         """Return the document form of a pass."""
-        return cls(
-            id=value.id,
-            started_at=value.started_at,
+        fields = equal_fields(
+            cls,
+            value,
             duration_s=round(value.duration_s, 4),
             settled_s=round(value.settled_s, 4),
-            trigger=value.trigger,
-            scope=value.scope,
-            plan_id=value.plan_id,
-            dry_run=value.dry_run,
             end=value.result,
             end_detail=value.detail,
-            predicted_bytes=value.predicted_bytes,
-            freed_bytes=value.freed_bytes,
             imagefs_percent_before=value.percent_before,
             imagefs_percent_after=value.percent_after,
             actions=tuple(map(PastAction.of, value.actions)),
             eviction=json.loads(value.eviction) if value.eviction else UNSET,
         )
+        return cls(**fields)
 
 
 class StoppedPod(Part, frozen=True, kw_only=True):
@@ -137,17 +129,9 @@ class StoppedPod(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, pod: node_stop.StoppedPod) -> StoppedPod:
         """Return the document form of a stopped pod."""
-        return cls(
-            uid=pod.uid,
-            namespace=pod.namespace,
-            name=pod.name,
-            phase=pod.phase,
-            why=pod.why,
-            outcome=pod.outcome.value if pod.outcome else None,
-            asked_s=pod.requested_at_ms / 1000,
-            took_s=None if pod.took_ms is None else pod.took_ms / 1000,
-            detail=pod.detail,
-        )
+        outcome = pod.outcome.value if pod.outcome else None
+        asked_s, took_s = pod.requested_at_ms / 1000, None if pod.took_ms is None else pod.took_ms / 1000
+        return cls(**equal_fields(cls, pod, outcome=outcome, asked_s=asked_s, took_s=took_s))
 
 
 class NodeStop(Part, frozen=True, kw_only=True):
@@ -172,17 +156,8 @@ class NodeStop(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, stop: node_stop.NodeStop) -> NodeStop:
         """Return the document form of a node stop."""
-        return cls(
-            id=stop.id,
-            boot_id=stop.boot_id,
-            kind=stop.kind.value,
-            end=stop.end.value,
-            started_at=stop.started_at,
-            ended_at=stop.ended_at,
-            granted_s=stop.granted_ms / 1000,
-            operation=stop.operation,
-            pods=tuple(map(StoppedPod.of, stop.pods)),
-        )
+        kind, end, pods = stop.kind.value, stop.end.value, tuple(map(StoppedPod.of, stop.pods))
+        return cls(**equal_fields(cls, stop, kind=kind, end=end, granted_s=stop.granted_ms / 1000, pods=pods))
 
 
 class History(Document, frozen=True, kw_only=True, tag=SchemaId.HISTORY.value):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 from nodeagent.api.codec import Document, Part
 from nodeagent.gc.plan.keep_rules import holds_in_force, left_in_boot_s
 from nodeagent.model import ALL_IMAGES, TRUSTED
-from nodeagent.record import Time
+from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -40,16 +40,8 @@ class HoldFields(Part, frozen=True, kw_only=True):
         left_s = left_in_boot_s(value, clock)
         if left_s is None:
             left_s = (value.until - now).total_seconds()
-        return cls(
-            id=value.id,
-            image=value.image or None,
-            all=value.image == ALL_IMAGES,
-            why=value.why,
-            by=value.by,
-            placed_at=value.placed_at,
-            until=value.until,
-            seconds_left=max(0, round(left_s)),
-        )
+        image, is_all, seconds_left = value.image or None, value.image == ALL_IMAGES, max(0, round(left_s))
+        return cls(**equal_fields(cls, value, image=image, all=is_all, seconds_left=seconds_left))
 
     @property
     def target(self) -> str:

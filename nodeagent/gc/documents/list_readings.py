@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.errors import ObservationError
 from nodeagent.gc.documents import lists
-from nodeagent.gc.documents.lists import LayerStack, list_header
+from nodeagent.gc.documents.lists import LayerStack
 from nodeagent.gc.plan.image_protection import describe_origins
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import ItemKind
@@ -44,7 +44,7 @@ def _images(preview: Preview, unreachable: Sequence[str]) -> lists.Images:
         lists.Image.of(each, decisions[each.id], usage.get(each.id), plan.accounting, origins[each.id])
         for each in images
     )
-    return lists.Images(**list_header(preview.snapshot), images=rows)
+    return lists.Images.of_snapshot(preview.snapshot, images=rows)
 
 
 async def list_image_layers(agent: Previews) -> lists.ImageTree:
@@ -65,7 +65,7 @@ def _image_tree(snapshot: NodeSnapshot) -> lists.ImageTree:
         raise ObservationError(f"cannot show image layers: {why}")
     stacks, unknown = sharing_tree(snapshot.images, snapshot.storage)
     rows = tuple(LayerStack.of(each) for each in (*stacks, *(Stack([image]) for image in unknown)))
-    return lists.ImageTree(**list_header(snapshot), image_tree=rows)
+    return lists.ImageTree.of_snapshot(snapshot, image_tree=rows)
 
 
 async def list_containers(agent: Previews) -> lists.Containers:
@@ -88,7 +88,7 @@ def _containers(preview: Preview) -> lists.Containers:
         preview.snapshot.containers, key=lambda each: (each.pod_namespace, each.pod_name, each.name, -each.attempt)
     )
     rows = tuple(lists.Container.of(each, decisions[each.id]) for each in containers)
-    return lists.Containers(**list_header(preview.snapshot), containers=rows)
+    return lists.Containers.of_snapshot(preview.snapshot, containers=rows)
 
 
 async def list_pods(agent: Previews) -> lists.Pods:
@@ -111,4 +111,4 @@ def _pods(snapshot: NodeSnapshot, deleted_pod_grace_s: float) -> lists.Pods:
     for container in snapshot.containers:
         containers.setdefault(container.sandbox_id, []).append(container)
     rows = tuple(lists.Pod.of(uid, sandboxes, containers, statuses.get(uid)) for uid, sandboxes in pods)
-    return lists.Pods(**list_header(snapshot), pods=rows)
+    return lists.Pods.of_snapshot(snapshot, pods=rows)

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, Self
 
 from nodeagent.api.codec import Document, Part
 from nodeagent.api.common import Filesystem, Reason, Runtime
 from nodeagent.model.decision import Accounting, Verdict
-from nodeagent.record import Time
+from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
     from nodeagent import model
     from nodeagent.gc.plan import breakdown as layer_sharing
     from nodeagent.model.decision import Decision
     from nodeagent.pods.plan.deletion import PodDeletionStatus
-
-
-class ListHeader(TypedDict):
-    """The common header fields of every list."""
-
-    observed_at: datetime
-    runtime: Runtime
-    imagefs: Filesystem | None
-    warnings: tuple[str, ...]
-
-
-def list_header(snapshot: model.NodeSnapshot) -> ListHeader:
-    """Return the common header fields of a list made from a snapshot."""
-    return ListHeader(
-        observed_at=snapshot.observed_at,
-        runtime=Runtime.of(snapshot),
-        imagefs=Filesystem.of_optional(snapshot.image_filesystem),
-        warnings=snapshot.warnings,
-    )
 
 
 class Listing(Document, frozen=True, kw_only=True):
@@ -46,6 +26,12 @@ class Listing(Document, frozen=True, kw_only=True):
     runtime: Runtime
     imagefs: Filesystem | None
     warnings: tuple[str, ...]
+
+    @classmethod
+    def of_snapshot(cls, snapshot: model.NodeSnapshot, **rows: Any) -> Self:  # noqa: ANN401 - the rows of a subclass
+        """Return the list of rows made from a snapshot."""
+        imagefs = Filesystem.of_optional(snapshot.image_filesystem)
+        return cls(**equal_fields(cls, snapshot, runtime=Runtime.of(snapshot), imagefs=imagefs, **rows))
 
 
 class Image(Part, frozen=True, kw_only=True):
@@ -153,22 +139,15 @@ class Container(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, container: model.Container, decision: Decision) -> Container:
         """Return the document form of a container."""
-        return cls(
-            id=container.id,
-            name=container.name,
-            attempt=container.attempt,
-            pod_namespace=container.pod_namespace,
-            pod_name=container.pod_name,
-            pod_uid=container.pod_uid,
-            sandbox_id=container.sandbox_id,
+        fields = equal_fields(
+            cls,
+            container,
             state=container.state.value,
             image=container.image_name or container.image_ref,
-            created_at=container.created_at,
-            finished_at=container.finished_at,
-            exit_code=container.exit_code,
             verdict=decision.verdict,
             reason=Reason.of(decision.reason),
         )
+        return cls(**fields)
 
 
 class Containers(Listing, frozen=True, kw_only=True, tag=SchemaId.CONTAINERS.value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import UNSET, UnsetType
@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from nodeagent.api import codec
 from nodeagent.api.codec import Document, Number, Part
 from nodeagent.api.common import Filesystem, Reason, Runtime
+from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan import breakdown as storage_breakdown
 from nodeagent.gc.plan import saved_plan
@@ -17,9 +18,8 @@ from nodeagent.gc.plan.breakdown import Part as StoragePart
 from nodeagent.model import ImageFilesystem, NodeSnapshot, decision
 from nodeagent.model.decision import Accounting, FilesystemTarget, ItemKind, Verdict
 from nodeagent.model.node import RuntimeInfo
-from nodeagent.record import Time
+from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
-from nodeagent.text import raw_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,14 +34,6 @@ class FreedSpace(Part, frozen=True, kw_only=True):
 
     path: str
     bytes: int
-
-
-class TargetSpace(Part, frozen=True, kw_only=True):
-    """The target of a plan on one image filesystem; ``pending_bytes`` are freed by the runtime's own GC."""
-
-    path: str
-    wanted_bytes: int
-    pending_bytes: int
 
 
 class ImageFilesystemUsage(Part, frozen=True, kw_only=True):
@@ -67,22 +59,6 @@ class FilesystemEffect(Part, frozen=True, kw_only=True):
     freed_bytes: int | None
     before: Filesystem
     after: Filesystem
-
-
-def freed_spaces(values: Iterable[tuple[str, int]]) -> tuple[FreedSpace, ...] | UnsetType:
-    """Return the document form of the bytes freed on each image filesystem; unset if empty."""
-    return tuple(FreedSpace(path=path, bytes=size) for path, size in values) or UNSET
-
-
-def target_spaces(values: Iterable[FilesystemTarget]) -> tuple[TargetSpace, ...] | UnsetType:
-    """Return the document form of the targets on several image filesystems; unset if empty."""
-    return (
-        tuple(
-            TargetSpace(path=each.path, wanted_bytes=each.wanted_bytes, pending_bytes=each.pending_bytes)
-            for each in values
-        )
-        or UNSET
-    )
 
 
 def image_filesystems(snapshot: NodeSnapshot) -> tuple[ImageFilesystemUsage, ...] | UnsetType:
@@ -115,31 +91,6 @@ def filesystem_effects(values: Iterable[MeasuredFilesystem]) -> tuple[Filesystem
             for each in values
         )
         or UNSET
-    )
-
-
-def spaces_to_model(values: tuple[FreedSpace, ...] | UnsetType) -> tuple[tuple[str, int], ...]:
-    """Return the model's form of the bytes freed on each image filesystem, by path."""
-    return tuple((each.path, each.bytes) for each in values) if isinstance(values, tuple) else ()
-
-
-def targets_to_model(values: tuple[TargetSpace, ...] | UnsetType) -> tuple[FilesystemTarget, ...]:
-    """Return the planner's form of the targets."""
-    found = values if isinstance(values, tuple) else ()
-    return tuple(FilesystemTarget(each.path, each.wanted_bytes, each.pending_bytes) for each in found)
-
-
-def filesystems_to_model(values: tuple[ImageFilesystemUsage, ...] | UnsetType) -> tuple[ImageFilesystem, ...]:
-    """Return the model's form of several image filesystems."""
-    found = values if isinstance(values, tuple) else ()
-    return tuple(
-        ImageFilesystem(
-            each.path,
-            frozenset(each.snapshotters) | ({""} if each.content else set()),
-            None if each.usage is None else each.usage.to_model(),
-            each.problem,
-        )
-        for each in found
     )
 
 
@@ -181,23 +132,22 @@ class Decision(Part, frozen=True, kw_only=True):
             reason,
             self.frees_bytes,
             self.frees_inodes,
-            spaces_to_model(self.frees_on),
+            tuple((each.path, each.bytes) for each in self.frees_on or ()),
         )
 
 
 def decision_fields(value: decision.Decision) -> dict[str, Any]:
     """Return the fields of a decision, for the parts that extend ``Decision``."""
-    raw = raw_bytes(value.id)
     return {
         "kind": value.kind,
         "id": value.id,
-        "id_base64": UNSET if raw is None else b64encode(raw).decode(),
+        "id_base64": base64_of(value.id),
         "name": value.name,
         "verdict": value.verdict,
         "reason": Reason.of(value.reason),
         "frees_bytes": value.frees_bytes,
         "frees_inodes": value.frees_inodes,
-        "frees_on": freed_spaces(value.frees_on),
+        "frees_on": tuple(FreedSpace(path=path, bytes=size) for path, size in value.frees_on) or UNSET,
     }
 
 
@@ -220,38 +170,18 @@ class Plan(Part, frozen=True, kw_only=True):
     blocked: str
     warnings: tuple[str, ...]
     decisions: tuple[Decision, ...]
-    targets: tuple[TargetSpace, ...] | UnsetType = UNSET
+    targets: tuple[FilesystemTarget, ...] | UnsetType = UNSET
 
     @classmethod
     def of(cls, value: decision.Plan) -> Plan:
         """Return the document form of a plan."""
-        return cls(
-            kind=value.kind,
-            made_at=value.made_at,
-            accounting=value.accounting,
-            wanted_bytes=value.wanted_bytes,
-            pending_bytes=value.pending_bytes,
-            frees_bytes=value.frees_bytes,
-            shortfall_bytes=value.shortfall_bytes,
-            blocked=value.blocked,
-            warnings=value.warnings,
-            decisions=tuple(map(Decision.of, value.decisions)),
-            targets=target_spaces(value.targets),
-        )
+        decisions = tuple(map(Decision.of, value.decisions))
+        return cls(**equal_fields(cls, value, decisions=decisions, targets=value.targets or UNSET))
 
     def to_model(self) -> decision.Plan:
         """Return the planner's form of the plan."""
-        return decision.Plan(
-            self.kind,
-            self.made_at,
-            tuple(each.to_model() for each in self.decisions),
-            self.accounting,
-            self.wanted_bytes,
-            self.pending_bytes,
-            self.warnings,
-            self.blocked,
-            targets=targets_to_model(self.targets),
-        )
+        decisions = tuple(each.to_model() for each in self.decisions)
+        return decision.Plan(**equal_fields(decision.Plan, self, decisions=decisions, targets=self.targets or ()))
 
 
 class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
@@ -289,13 +219,13 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
         undo_window_s: float = 0.0,
     ) -> Preview:
         """Return the document of plans made from a snapshot, with the thresholds of a policy."""
-        return cls(
+        fields = equal_fields(
+            cls,
+            snapshot,
             scope=scope,
             dry_run=True,
-            observed_at=snapshot.observed_at,
             runtime=Runtime.of(snapshot),
             imagefs=Filesystem.of_optional(snapshot.image_filesystem),
-            warnings=snapshot.warnings,
             plans=tuple(map(Plan.of, plans)),
             imagefs_problem=snapshot.image_filesystem_error,
             high_percent=None if policy is None else policy.high_threshold_percent,
@@ -303,6 +233,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             image_filesystems=image_filesystems(snapshot),
             undo_window_s=undo_window_s,
         )
+        return cls(**fields)
 
     def snapshot(self) -> NodeSnapshot:
         """Return a snapshot with the contents of the document: runtime, role, image filesystem and warnings."""
@@ -313,7 +244,15 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             runtime.role,
             image_filesystem=None if self.imagefs is None else self.imagefs.to_model(),
             image_filesystem_error=self.imagefs_problem,
-            image_filesystems=filesystems_to_model(self.image_filesystems),
+            image_filesystems=tuple(
+                ImageFilesystem(
+                    each.path,
+                    frozenset(each.snapshotters) | ({""} if each.content else set()),
+                    None if each.usage is None else each.usage.to_model(),
+                    each.problem,
+                )
+                for each in self.image_filesystems or ()
+            ),
             warnings=self.warnings,
         )
 
@@ -466,30 +405,21 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
         drift: Iterable[saved_plan.Drift] | None = None,
     ) -> Report:
         """Return the document of a pass; ``drift`` is that of an applied saved plan, ``None`` for other passes."""
-        return cls(
+        fields = equal_fields(
+            cls,
+            value,
             pass_id=value.id,
-            scope=value.scope,
-            trigger=value.trigger,
-            dry_run=value.dry_run,
-            started_at=value.started_at,
             duration_s=round(value.duration_s, 4),
             settled_s=round(value.settled_s, 4),
-            end=value.end,
-            end_detail=value.end_detail,
-            predicted_bytes=value.predicted_bytes,
-            collected_bytes=value.collected_bytes,
-            freed_bytes=value.freed_bytes,
             imagefs_before=Filesystem.of_optional(value.before),
             imagefs_after=Filesystem.of_optional(value.after),
-            warnings=value.warnings,
             results=tuple(map(ResultFields.of_result, value.results)),
             plans=tuple(map(Plan.of, value.plans)),
-            undo_until=value.undo_until,
-            undo_bytes=value.undo_bytes,
             breakdown=UNSET if breakdown is None else BreakdownFields.of(breakdown),
             drift=UNSET if drift is None else tuple(map(Drift.of, drift)),
             filesystems=filesystem_effects(value.filesystems),
         )
+        return cls(**fields)
 
 
 def decode_progress(text: str) -> Result | Report:

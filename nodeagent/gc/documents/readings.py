@@ -10,10 +10,9 @@ from nodeagent.errors import StoreError
 from nodeagent.gc.documents.explanation import Explained, Explanation, PastRemoval
 from nodeagent.gc.documents.passes import DiskUsage, Preview
 from nodeagent.gc.documents.undo import UndoList
-from nodeagent.gc.pass_state import plans_by_loop
+from nodeagent.gc.pass_state import offered_window_s, plans_by_loop
 from nodeagent.gc.plan.explanation import explain
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.gc.undo_terms import offered_window_s
 
 if TYPE_CHECKING:
     import threading

@@ -9,9 +9,9 @@ from nodeagent.api.codec import Document, Number, Part, encode_line
 from nodeagent.api.common import Filesystem, RecordedReason, Runtime
 from nodeagent.gc.documents.passes import Decision, Drift, Preview, Report
 from nodeagent.gc.plan import saved_plan
-from nodeagent.gc.restore import UndoOutcome, by_image
+from nodeagent.gc.restore import UndoResult, by_image
 from nodeagent.model.decision import ItemKind, Verdict
-from nodeagent.record import Time
+from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -72,20 +72,6 @@ def _pass(pass_id: str, removals: list[UndoableRemoval]) -> UndoablePass:
     )
 
 
-class RestoredImage(Part, frozen=True, kw_only=True):
-    """A removed image with the outcome of its undo.
-
-    Attributes:
-        outcome: ``restored``, ``present`` (all its names existed again before the undo) or ``failed``.
-        detail: cause of the outcome; empty for an outcome without a cause.
-    """
-
-    id: str
-    names: tuple[str, ...]
-    outcome: UndoOutcome
-    detail: str
-
-
 class Undone(Document, frozen=True, kw_only=True, tag=SchemaId.UNDO.value):
     """The outcome of an undo.
 
@@ -98,21 +84,12 @@ class Undone(Document, frozen=True, kw_only=True, tag=SchemaId.UNDO.value):
     undo_id: str
     started_at: Time
     duration_s: Number
-    results: tuple[RestoredImage, ...]
+    results: tuple[UndoResult, ...]
 
     @classmethod
     def of(cls, value: undo.UndoReport) -> Undone:
         """Return the document of an undo."""
-        return cls(
-            pass_id=value.pass_id,
-            undo_id=value.id,
-            started_at=value.started_at,
-            duration_s=round(value.duration_s, 4),
-            results=tuple(
-                RestoredImage(id=each.image_id, names=each.names, outcome=each.outcome, detail=each.detail)
-                for each in value.results
-            ),
-        )
+        return cls(**equal_fields(cls, value, undo_id=value.id, duration_s=round(value.duration_s, 4)))
 
 
 class Apply(Document, frozen=True, kw_only=True, tag=SchemaId.APPLY.value):
@@ -139,14 +116,8 @@ class SavedItem(Part, frozen=True, kw_only=True):
         """Return the document form of an item; ``None`` for ``None``."""
         if value is None:
             return None
-        return cls(
-            kind=value.kind,
-            id=value.id,
-            name=value.name,
-            verdict=value.verdict,
-            reason=RecordedReason(code=value.code, sentence=value.sentence),
-            frees_bytes=value.frees_bytes,
-        )
+        reason = RecordedReason(code=value.code, sentence=value.sentence)
+        return cls(**equal_fields(cls, value, reason=reason))
 
 
 class Difference(Part, frozen=True, kw_only=True):

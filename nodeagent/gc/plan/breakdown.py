@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.image_users import find_users
 from nodeagent.model import ContainerState, PieceKind, ReferenceKind
-from nodeagent.pods.plan.groups import container_name, sandbox_name
+from nodeagent.pods.plan.groups import sandbox_name
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _writable_shares(snapshot: NodeSnapshot, writable_bytes: Mapping[str, int]) 
         if container is None:
             running.append((container_id[:12], size))  # not listed by CRI
             continue
-        (running if container.state in _MAYBE_RUNNING else dead).append((container_name(container), size))
+        (running if container.state in _MAYBE_RUNNING else dead).append((container.display_name, size))
     return [
         Share(Part.WRITABLE_RUNNING, sum(size for _, size in running), _largest(running)),
         Share(Part.WRITABLE_DEAD, sum(size for _, size in dead), _largest(dead)),

@@ -93,19 +93,11 @@ class ListedIds(NamedTuple):
         return cls(_container_ids(lists.containers), _sandbox_ids(lists.sandboxes), _image_ids(lists.images or ()))
 
 
-@keep_last_result
-def _container_ids(containers: tuple[Container, ...]) -> frozenset[str]:
-    return frozenset(map(_ID, containers))
+def _ids(items: tuple[Container | Sandbox | Image, ...]) -> frozenset[str]:
+    return frozenset(map(_ID, items))
 
 
-@keep_last_result
-def _sandbox_ids(sandboxes: tuple[Sandbox, ...]) -> frozenset[str]:
-    return frozenset(map(_ID, sandboxes))
-
-
-@keep_last_result
-def _image_ids(images: tuple[Image, ...]) -> frozenset[str]:
-    return frozenset(map(_ID, images))
+_container_ids, _sandbox_ids, _image_ids = keep_last_result(_ids), keep_last_result(_ids), keep_last_result(_ids)
 
 
 def find_suspicions(lists: RuntimeLists, ids: ListedIds | None = None) -> tuple[Suspicion, ...]:

@@ -11,9 +11,9 @@ from nodeagent.gc.plan.consistency import withheld
 from nodeagent.last_result import keep_last_result
 from nodeagent.model import ContainerState, Role
 from nodeagent.model.clock import clock_untrusted, earlier
-from nodeagent.model.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
+from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
 from nodeagent.pods.plan.deletion import check_pods, contradiction, pod_uid_of
-from nodeagent.pods.plan.groups import container_name, sandbox_name
+from nodeagent.pods.plan.groups import sandbox_name
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
@@ -41,14 +41,13 @@ _R_AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
 # Enum members used for every container are module constants: a lookup in the enum class takes ten times as long.
 _CREATED, _RUNNING, _UNKNOWN = ContainerState.CREATED, ContainerState.RUNNING, ContainerState.UNKNOWN
 _CONTAINER, _KEEP, _REMOVE = ItemKind.CONTAINER, Verdict.KEEP, Verdict.REMOVE
-_FAILED, _WITHIN_LIMITS = ReasonCode.FAILED_EARLIER, ReasonCode.WITHIN_LIMITS
+_WITHIN_LIMITS = ReasonCode.WITHIN_LIMITS
 
 
 def plan_container_gc(
     snapshot: NodeSnapshot,
     policy: ContainerGCPolicy,
     *,
-    failed: Mapping[str, str] = NO_FAILURES,
     evict_non_deleted_pods: bool = False,
     statuses: Mapping[str, PodDeletionStatus] | None = None,
 ) -> Plan:
@@ -58,8 +57,7 @@ def plan_container_gc(
     attempts of one container name of one pod); containers above the total limit. For the total limit, each unit is
     first reduced to an equal share of at least one container, then the oldest containers are removed. Within a step the
     oldest container is first, ties by attempt, then by id. Unlike in the kubelet, a container of unknown state is kept,
-    since it may be running. A container whose removal failed counts as removed, so that no other container is removed
-    instead.
+    since it may be running.
 
     Beside a kubelet, the newest dead container of each unit is kept regardless of the limits, unless its pod is
     deleted: the kubelet needs this container for ``kubectl logs``, ``kubectl logs --previous``, back-off and restart
@@ -68,7 +66,6 @@ def plan_container_gc(
     Args:
         snapshot: snapshot of the node.
         policy: limits and minimum age.
-        failed: cause of the failure by container id, for removals that failed earlier in this pass.
         evict_non_deleted_pods: also remove the containers of pods that have finished but still exist.
         statuses: the result of ``check_pods`` for this snapshot and policy, if already computed.
 
@@ -79,7 +76,7 @@ def plan_container_gc(
     keep_newest = snapshot.role is Role.BESIDE_KUBELET
     pod_reasons = _pod_reasons(statuses, include_finished=evict_non_deleted_pods and not keep_newest)
     evicted = frozenset([uid for uid, status in statuses.items() if status.evicted])
-    classifier = _Classifier(snapshot, policy, failed, pod_reasons, evicted)
+    classifier = _Classifier(snapshot, policy, pod_reasons, evicted)
     classifier.classify()
     kept, units, removed = classifier.kept, classifier.units, classifier.pod_removals()
     newest = {members[0][2] for members in units.values()} if keep_newest else frozenset()
@@ -95,7 +92,7 @@ def plan_container_gc(
         kept += _within_limits(members, statuses.get(uid), sizes)
     sort_by_name(kept)
     decisions = [
-        Decision(_CONTAINER, each.id, container_name(each), _REMOVE, reason, sizes.get(each.id))
+        Decision(_CONTAINER, each.id, each.display_name, _REMOVE, reason, sizes.get(each.id))
         for each, reason in removed
     ]
     return withheld(Plan("containers", snapshot.observed_at, (*decisions, *kept)), snapshot.contradictions)
@@ -103,13 +100,8 @@ def plan_container_gc(
 
 def _pod_reasons(statuses: Mapping[str, PodDeletionStatus], *, include_finished: bool) -> dict[str, Reason]:
     """Return the reason to remove all dead containers of a deleted (or included finished) pod, by pod UID."""
-    reasons = {}
-    for uid, status in statuses.items():
-        if status.deleted:
-            reasons[uid] = Reason(ReasonCode.POD_DELETED, {"how": status.how})
-        elif include_finished and status.finished:
-            reasons[uid] = Reason(ReasonCode.POD_FINISHED, {"how": status.how})
-    return reasons
+    found = ((uid, _pod_reason(status, include_finished=include_finished)) for uid, status in statuses.items())
+    return {uid: reason for uid, reason in found if reason is not None}
 
 
 class _Classifier:
@@ -124,13 +116,11 @@ class _Classifier:
         self,
         snapshot: NodeSnapshot,
         policy: ContainerGCPolicy,
-        failed: Mapping[str, str],
         pod_reasons: Mapping[str, Reason],
         evicted: frozenset[str],
     ) -> None:
         self._snapshot = snapshot
         self._policy = policy
-        self._failed = failed
         self._pod_reasons = pod_reasons
         self._evicted = evicted
         self._untrusted = clock_untrusted(snapshot.clock)
@@ -154,9 +144,8 @@ class _Classifier:
             if keep is None:
                 self._add_candidate(position, container)
                 continue
-            verdict = Verdict.FAILED if keep.code is _FAILED else _KEEP
-            name = container_name(container)
-            self.kept.append(Decision(_CONTAINER, container.id, name, verdict, keep, sizes.get(container.id)))
+            name = container.display_name
+            self.kept.append(Decision(_CONTAINER, container.id, name, _KEEP, keep, sizes.get(container.id)))
         for members in self.units.values():
             if len(members) > 1:
                 members.sort(reverse=True)
@@ -182,8 +171,6 @@ class _Classifier:
             return _R_UNMANAGED
         if container.state is _UNKNOWN:
             return _R_STATE_UNKNOWN
-        if container.id in self._failed:
-            return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._failed[container.id]})
         sandbox = self._sandboxes.get(container.sandbox_id)
         if sandbox is not None and sandbox.uid != container.pod_uid:
             detail = contradiction(container, self._sandboxes)
@@ -217,7 +204,7 @@ def _running(containers: tuple[Container, ...]) -> tuple[tuple[Decision, ...], f
 
 
 def _newest(container: Container, sizes: Mapping[str, int]) -> Decision:
-    name = container_name(container)
+    name = container.display_name
     reason = Reason(ReasonCode.NEWEST_DEAD_CONTAINER, {"name": name})
     return Decision(_CONTAINER, container.id, name, _KEEP, reason, sizes.get(container.id))
 
@@ -231,7 +218,7 @@ def _remove_over_unit_limit(units: dict[_Unit, list[_Candidate]], limit: int) ->
             del members[limit:]
     removals: list[_Removal] = []
     for (*_, container), rank in sorted(over, key=itemgetter(0)):
-        name = container_name(container)
+        name = container.display_name
         reason = Reason(ReasonCode.OVER_PER_CONTAINER_LIMIT, {"rank": rank, "name": name, "limit": limit})
         removals.append((container, reason))
     return removals
@@ -262,7 +249,7 @@ def _within_limits(
 ) -> Iterator[Decision]:
     note = f" ({status.how})" if status is not None else ""
     for rank, (*_, container) in enumerate(members, start=1):
-        name = container_name(container)
+        name = container.display_name
         reason = Reason(_WITHIN_LIMITS, {"rank": rank, "name": name, "note": note})
         yield Decision(_CONTAINER, container.id, name, _KEEP, reason, sizes.get(container.id))
 
@@ -272,18 +259,15 @@ _SANDBOX = ItemKind.SANDBOX
 
 _SANDBOX_ID = attrgetter("sandbox_id")
 _READY = Reason(ReasonCode.SANDBOX_READY)
-_UNMANAGED = Reason(ReasonCode.NOT_KUBELET_MANAGED)
-_AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
 _SUPERSEDED = Reason(ReasonCode.SANDBOX_SUPERSEDED)
 
 
-def plan_sandbox_gc(  # noqa: PLR0913 - results of earlier plans
+def plan_sandbox_gc(
     snapshot: NodeSnapshot,
     policy: SandboxGCPolicy,
     *,
     statuses: Mapping[str, PodDeletionStatus],
     removed_containers: frozenset[str] = frozenset(),
-    failed: Mapping[str, str] = NO_FAILURES,
     evict_non_deleted_pods: bool = False,
 ) -> Plan:
     """Return the plan that removes inactive sandboxes: all of deleted pods, and all but the newest of other pods.
@@ -296,7 +280,6 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of earlier plans
         policy: minimum age, and treatment of sandboxes without kubelet labels.
         statuses: the result of ``check_pods`` for this snapshot.
         removed_containers: ids of containers removed earlier in the pass, which no longer count for their sandboxes.
-        failed: cause of the failure by sandbox id, for removals that failed earlier in this pass.
         evict_non_deleted_pods: also remove the sandboxes of pods that have finished but still exist.
 
     Source: kubelet ``containerGC.evictSandboxes``.
@@ -312,10 +295,9 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of earlier plans
     for sandbox in snapshot.sandboxes:
         status = statuses.get(sandbox.uid)
         in_force = without_minimum_age if status is not None and status.evicted else policy
-        reason = _keep_reason(sandbox, snapshot, in_force, container_counts[sandbox.id], failed)
+        reason = _keep_reason(sandbox, snapshot, in_force, container_counts[sandbox.id])
         if reason is not None:
-            verdict = Verdict.FAILED if reason.code is ReasonCode.FAILED_EARLIER else Verdict.KEEP
-            kept.append(_decision(sandbox, verdict, reason))
+            kept.append(_decision(sandbox, Verdict.KEEP, reason))
             continue
         reason = _pod_reason(status, include_finished=evict_non_deleted_pods)
         if reason is not None:
@@ -336,20 +318,16 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of earlier plans
     return withheld(Plan("sandboxes", snapshot.observed_at, (*decisions, *kept)), snapshot.contradictions)
 
 
-def _keep_reason(  # noqa: PLR0911 - one return for each rule
-    sandbox: Sandbox, snapshot: NodeSnapshot, policy: SandboxGCPolicy, containers: int, failed: Mapping[str, str]
-) -> Reason | None:
+def _keep_reason(sandbox: Sandbox, snapshot: NodeSnapshot, policy: SandboxGCPolicy, containers: int) -> Reason | None:
     """Return the reason to keep a sandbox regardless of its pod; ``None`` for a candidate."""
     if sandbox.ready:
         return _READY
     if containers:
         return Reason(ReasonCode.SANDBOX_HAS_CONTAINERS, {"count": containers})
     if not sandbox.has_kubelet_labels and not policy.include_unlabelled:
-        return _UNMANAGED
-    if sandbox.id in failed:
-        return Reason(ReasonCode.FAILED_EARLIER, {"detail": failed[sandbox.id]})
+        return _R_UNMANAGED
     if sandbox.created_at is None:
-        return _AGE_UNKNOWN
+        return _R_AGE_UNKNOWN
     age_s = (snapshot.observed_at - sandbox.created_at).total_seconds()
     if age_s < policy.minimum_age_s:
         details = {"age_s": max(0.0, age_s), "minimum_s": policy.minimum_age_s}

@@ -17,7 +17,7 @@ from nodeagent.gc.plan.images import plan_image_gc, unused_since
 from nodeagent.gc.plan.keep_rules import keep_reasons
 from nodeagent.model.decision import ItemKind, ReasonCode, Verdict
 from nodeagent.pods.plan.deletion import PodDeletionStatus, check_pods
-from nodeagent.pods.plan.groups import container_name, sandbox_name
+from nodeagent.pods.plan.groups import sandbox_name
 from nodeagent.record import Record, replace
 from nodeagent.text import escape
 from nodeagent.units import format_bytes, format_duration
@@ -86,7 +86,6 @@ _OF_OTHERS: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.NOT_A_POD_LOG_DIRECTORY: "never: not a pod log directory",
     ReasonCode.CONTAINER_PRESENT: "once its container is removed",
     ReasonCode.CLOCK_UNTRUSTED: "once the wall clock has not jumped for the grace period",
-    ReasonCode.FAILED_EARLIER: "in a later pass",
     ReasonCode.NOT_IN_PLAN: "by a saved plan that lists the item",
 }
 
@@ -304,7 +303,7 @@ class _Explainer:
             state = each.state.value + (
                 ", removed by container GC" if self._removes(ItemKind.CONTAINER, each.id) else ""
             )
-            yield f"container {container_name(each)} attempt {each.attempt} {each.id[:12]} ({state})"
+            yield f"container {each.display_name} attempt {each.attempt} {each.id[:12]} ({state})"
         for sandbox in sorted(users.sandboxes.get(image.id, ()), key=_by_sandbox):
             state = "ready" if sandbox.ready else "not ready"
             state += ", removed by container GC" if self._removes(ItemKind.SANDBOX, sandbox.id) else ""
@@ -324,7 +323,7 @@ class _Explainer:
         pods |= {each.pod_uid for each in snapshot.containers if query in _pod_names_of(each)}
         pods.discard("")
         containers = [
-            self._other(ItemKind.CONTAINER, each.id, container_name(each), each.pod_uid, each.attempt)
+            self._other(ItemKind.CONTAINER, each.id, each.display_name, each.pod_uid, each.attempt)
             for each in sorted(snapshot.containers, key=_by_instance)
             if each.pod_uid in pods or query in _container_names(each) or _is_id(query, each.id)
         ]
@@ -458,7 +457,7 @@ def _is_id(query: str, item_id: str) -> bool:
 
 def _by_instance(container: Container) -> tuple[str, int, str]:
     """Sort key: by name, newest attempt first, then by id."""
-    return container_name(container), -container.attempt, container.id
+    return container.display_name, -container.attempt, container.id
 
 
 def _by_sandbox(sandbox: Sandbox) -> tuple[str, int, str]:

@@ -9,7 +9,7 @@ from nodeagent.gc.plan.image_users import find_users
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.pod_logs import plan_pod_logs
 from nodeagent.model import ImageUsage, ReferenceKind
-from nodeagent.model.decision import NO_FAILURES, Reason, ReasonCode, Verdict
+from nodeagent.model.decision import Reason, ReasonCode, Verdict
 from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import Record, replace
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.plan.image_users import ImageUsers
     from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.model import FsObservation, NodeSnapshot, StorageGraph
-    from nodeagent.model.decision import Decision, Plan
+    from nodeagent.model.decision import Plan
 
 
 def project_with_users(
@@ -102,17 +102,11 @@ class GCPlan(Record):
         made = (self.containers, self.sandboxes, self.logs)
         return made if self.images is None else (*made, self.images)
 
-    @property
-    def removals(self) -> tuple[Decision, ...]:
-        """The removals of all plans in order of execution."""
-        return tuple(decision for plan in self.plans for decision in plan.removals)
 
-
-def plan_containers(  # noqa: PLR0913 - one argument for each input of a pass
+def plan_containers(
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     *,
-    failed: Mapping[str, str] = NO_FAILURES,
     evict_non_deleted_pods: bool = False,
     evicted: frozenset[str] = frozenset(),
     only: frozenset[str] | None = None,
@@ -122,53 +116,16 @@ def plan_containers(  # noqa: PLR0913 - one argument for each input of a pass
     Args:
         snapshot: snapshot of the node.
         policy: policies of all planners.
-        failed: cause of the failure by item id, for removals that failed earlier in this pass.
         evict_non_deleted_pods: also remove the containers and sandboxes of pods that have finished but still exist.
         evicted: UIDs of pods evicted by nodeagent; see ``check_pods``.
         only: ids of the items that may be removed; ``None`` for all items.
 
     Source: kubelet ``containerGC.GarbageCollect``.
     """
-    return _plan_containers(
-        snapshot, policy, failed, only, evict_non_deleted_pods=evict_non_deleted_pods, evicted=evicted
-    )[0]
-
-
-def plan_all(  # noqa: PLR0913 - one argument for each input of a pass
-    snapshot: NodeSnapshot,
-    policy: GCPolicy,
-    *,
-    failed: Mapping[str, str] = NO_FAILURES,
-    evict_non_deleted_pods: bool = False,
-    remove_all_unused: bool = False,
-    only: frozenset[str] | None = None,
-) -> GCPlan:
-    """Return the plans of ``plan_containers`` and the image plan, which assumes the removals of these plans."""
-    made, removed_containers, removed_sandboxes = _plan_containers(
-        snapshot, policy, failed, only, evict_non_deleted_pods=evict_non_deleted_pods
-    )
-    after, users = project_with_users(snapshot, removed_containers, removed_sandboxes, find_users(snapshot))
-    images = plan_image_gc(
-        after, policy.images, failed=failed, remove_all_unused=remove_all_unused, users=users, only=only
-    )
-    return replace(made, images=images)
-
-
-def _plan_containers(  # noqa: PLR0913 - one argument for each input of a pass
-    snapshot: NodeSnapshot,
-    policy: GCPolicy,
-    failed: Mapping[str, str],
-    only: frozenset[str] | None,
-    *,
-    evict_non_deleted_pods: bool,
-    evicted: frozenset[str] = frozenset(),
-) -> tuple[GCPlan, frozenset[str], frozenset[str]]:
-    """Return the plans without an image plan, and the ids of the containers and sandboxes to remove."""
     statuses = check_pods(snapshot, policy.containers.deleted_pod_grace_s, evicted)
     containers = plan_container_gc(
         snapshot,
         policy.containers,
-        failed=failed,
         evict_non_deleted_pods=evict_non_deleted_pods,
         statuses=statuses,
     )
@@ -179,20 +136,26 @@ def _plan_containers(  # noqa: PLR0913 - one argument for each input of a pass
         policy.sandboxes,
         statuses=statuses,
         removed_containers=removed_containers,
-        failed=failed,
         evict_non_deleted_pods=evict_non_deleted_pods,
     )
     sandboxes = _restricted(sandboxes, only)
-    removed_sandboxes = _removed_ids(sandboxes)
     logs = plan_pod_logs(
         snapshot,
         policy.logs,
         statuses=statuses,
         removed_containers=removed_containers,
-        removed_sandboxes=removed_sandboxes,
-        failed=failed,
+        removed_sandboxes=_removed_ids(sandboxes),
     )
-    return GCPlan(containers, sandboxes, _restricted(logs, only)), removed_containers, removed_sandboxes
+    return GCPlan(containers, sandboxes, _restricted(logs, only))
+
+
+def plan_all(snapshot: NodeSnapshot, policy: GCPolicy, *, only: frozenset[str] | None = None) -> GCPlan:
+    """Return the plans of ``plan_containers`` and the image plan, which assumes the removals of these plans."""
+    made = plan_containers(snapshot, policy, only=only)
+    after, users = project_with_users(
+        snapshot, _removed_ids(made.containers), _removed_ids(made.sandboxes), find_users(snapshot)
+    )
+    return replace(made, images=plan_image_gc(after, policy.images, users=users, only=only))
 
 
 def _restricted(plan: Plan, only: frozenset[str] | None) -> Plan:

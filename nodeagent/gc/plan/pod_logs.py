@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.gc.plan.consistency import withheld
 from nodeagent.model import ContainerState, LogOpeners, PodLogDirectory, Role
 from nodeagent.model.clock import clock_untrusted
-from nodeagent.model.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.pods.plan.deletion import BESIDE_KUBELET_UNPROVEN, is_in_pod_list, pod_uid_of
 from nodeagent.units import format_duration
 
@@ -30,14 +30,13 @@ _Removable = tuple[bool, Reason]
 """Whether a directory or link is removed, and the reason."""
 
 
-def plan_pod_logs(  # noqa: PLR0913 - results of earlier plans
+def plan_pod_logs(
     snapshot: NodeSnapshot,
     policy: PodLogPolicy,
     *,
     statuses: Mapping[str, PodDeletionStatus],
     removed_containers: frozenset[str] = frozenset(),
     removed_sandboxes: frozenset[str] = frozenset(),
-    failed: Mapping[str, str] = NO_FAILURES,
 ) -> Plan:
     """Return the plan that removes log directories of deleted pods and log links without a target.
 
@@ -57,23 +56,17 @@ def plan_pod_logs(  # noqa: PLR0913 - results of earlier plans
         statuses: the result of ``check_pods`` for this snapshot.
         removed_containers: ids of containers removed earlier in the pass.
         removed_sandboxes: ids of sandboxes removed earlier in the pass.
-        failed: cause of the failure by entry name, for removals that failed earlier in this pass.
 
     Source: kubelet ``containerGC.evictPodLogsDirectories``.
     """
     check = _DirectoryChecker(snapshot, policy, statuses, removed_containers | removed_sandboxes)
     containers = _ContainersById(snapshot.containers if snapshot.dead_log_links else ())
     decisions = [
-        _decision(ItemKind.POD_LOG_DIRECTORY, entry, check.check(entry), failed.get(entry.name))
+        _decision(ItemKind.POD_LOG_DIRECTORY, entry, check.check(entry))
         for entry in sorted(snapshot.pod_log_directories, key=lambda each: each.name)
     ]
     decisions += [
-        _decision(
-            ItemKind.CONTAINER_LOG_LINK,
-            entry,
-            _check_link(entry, containers, snapshot, policy),
-            failed.get(entry.name),
-        )
+        _decision(ItemKind.CONTAINER_LOG_LINK, entry, _check_link(entry, containers, snapshot, policy))
         for entry in sorted(snapshot.dead_log_links, key=lambda each: each.name)
     ]
     decisions.sort(key=lambda decision: decision.verdict is not Verdict.REMOVE)
@@ -249,12 +242,8 @@ def _present(how: str) -> _Removable:
     return False, Reason(ReasonCode.POD_PRESENT, {"note": f" ({how})"})
 
 
-def _decision(
-    kind: ItemKind, entry: PodLogDirectory | ContainerLogLink, checked: _Removable, failed: str | None
-) -> Decision:
+def _decision(kind: ItemKind, entry: PodLogDirectory | ContainerLogLink, checked: _Removable) -> Decision:
     is_removed, reason = checked
     verdict = Verdict.REMOVE if is_removed else Verdict.KEEP
-    if is_removed and failed is not None:
-        verdict, reason = Verdict.FAILED, Reason(ReasonCode.FAILED_EARLIER, {"detail": failed})
     size_bytes = entry.size_bytes if isinstance(entry, PodLogDirectory) else None
     return Decision(kind, entry.name, entry.name, verdict, reason, size_bytes)

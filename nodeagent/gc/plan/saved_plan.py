@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import ItemKind, Verdict, sentence_of
 from nodeagent.parsing import parse_json
-from nodeagent.record import Record
+from nodeagent.record import Record, equal_fields
 from nodeagent.schemas import SchemaId
 from nodeagent.units import format_time
 
@@ -116,16 +116,8 @@ class _Decision(Struct):
         item_id = self.id
         if isinstance(encoded, str):
             item_id = b64decode(encoded, validate=True).decode(errors="surrogateescape")
-        return SavedItem(
-            self.kind,
-            item_id,
-            self.name,
-            self.verdict,
-            self.reason.code,
-            sentence_of(self.reason.code, self.reason.details),
-            self.frees_bytes,
-            self.digest,
-        )
+        code, sentence = self.reason.code, sentence_of(self.reason.code, self.reason.details)
+        return SavedItem(**equal_fields(SavedItem, self, id=item_id, code=code, sentence=sentence))
 
 
 class _Document(Struct):
@@ -185,14 +177,7 @@ def parse_plan(text: str) -> SavedPlan:
         raise ValueError(f"a field is missing or has the wrong type: {error}") from error
     if decoded.scope is Scope.LEAKS:
         raise ValueError("scope leaks cannot be saved as a plan")
-    return SavedPlan(
-        id=decoded.id,
-        made_at=decoded.made_at,
-        expires_at=decoded.expires_at,
-        node=decoded.node,
-        scope=decoded.scope,
-        items=tuple(each.item() for each in decoded.decisions),
-    )
+    return SavedPlan(**equal_fields(SavedPlan, decoded, items=tuple(each.item() for each in decoded.decisions)))
 
 
 def _load(text: str) -> dict[str, Json]:

@@ -20,13 +20,15 @@ from nodeagent.record import replace
 from nodeagent.runtime.connection import gather_all
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from nodeagent.errors import NodeAgentError
     from nodeagent.model import Container, Image, Sandbox
     from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri_messages import ContainerUsage
     from nodeagent.runtime.namespace_lists import StorageLists
+
+    FindRunning = Callable[[Collection[str]], tuple[frozenset[str], bool]]
 
 CONFIRM_S: Final = 1.0
 """Seconds between a suspicious listing and the second listing."""
@@ -68,27 +70,6 @@ class RuntimeReader(Protocol):
 
     async def list_container_stats(self, only: Collection[str] | None = None, /) -> tuple[ContainerUsage, ...]:
         """Return the usage of running containers."""
-
-
-class FindRunning(Protocol):
-    """Finder of running containers by the kernel's cgroups. Blocks."""
-
-    def __call__(self, known: Collection[str], /) -> tuple[frozenset[str], bool]:
-        """Return the ids of running containers, and whether the cgroups include containers of ``known``."""
-
-
-class ListStored(Protocol):
-    """Source of containerd's container records."""
-
-    async def __call__(self) -> tuple[StoredContainer, ...] | None:
-        """Return every container record; ``None`` without containerd's own services."""
-
-
-class ListRecords(Protocol):
-    """Source of containerd's records other than containers."""
-
-    async def __call__(self) -> StorageLists | NodeAgentError | None:
-        """Return the lists of records, or the error of a failed list; ``None`` without containerd's own services."""
 
 
 class CheckedLists(NamedTuple):
@@ -134,12 +115,22 @@ class ListCheck:
         self,
         runtime: RuntimeReader,
         find_running: FindRunning,
-        list_stored: ListStored,
-        list_records: ListRecords,
+        list_stored: Callable[[], Awaitable[tuple[StoredContainer, ...] | None]],
+        list_records: Callable[[], Awaitable[StorageLists | NodeAgentError | None]],
         *,
         confirm_s: float = CONFIRM_S,
     ) -> None:
-        """Create a check; ``confirm_s`` is the time in seconds before a second listing."""
+        """Create a check.
+
+        Args:
+            runtime: the runtime.
+            find_running: returns the ids of running containers by the kernel's cgroups, and whether the cgroups include
+                containers of its argument; blocking.
+            list_stored: returns containerd's container records; ``None`` without containerd's own services.
+            list_records: returns containerd's other records, or the error of a failed list; ``None`` without
+                containerd's own services.
+            confirm_s: time in seconds before a second listing.
+        """
         self._runtime = runtime
         self._find_running = find_running
         self._list_stored = list_stored

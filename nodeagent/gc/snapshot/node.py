@@ -10,38 +10,38 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError, RuntimeUnavailableError
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.snapshot.details import DeadLayers, ItemDetails
-from nodeagent.gc.snapshot.filesystems import ImageFilesystemReader
-from nodeagent.gc.snapshot.images import ImageObserver
+from nodeagent.gc.snapshot.images import ImageFilesystemReader, ImageObserver
 from nodeagent.gc.snapshot.lists import CONFIRM_S, ListCheck
 from nodeagent.host import pod_logs as podlogs
 from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
 from nodeagent.loops.clock_reading import read_clocks, with_valid_times
-from nodeagent.model import GapCause, ImageUseRecord, LogTree, NodeSnapshot
+from nodeagent.model import GapCause, LogTree, NodeSnapshot
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.plan.deletion import checked_pod_list
-from nodeagent.record import Record, replace
+from nodeagent.record import replace
 from nodeagent.runtime.connection import gather_all
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
 from nodeagent.runtime.storage_graph import unlisted_containers
-from nodeagent.store import SnapshotFigures
+from nodeagent.store.database import SnapshotFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from nodeagent.clock import Clock
-    from nodeagent.gc.snapshot.images import HoldReader, NodeMemory, PodImageSource, RoleReader
+    from nodeagent.gc.snapshot.images import NodeMemory, PodImageSource
     from nodeagent.gc.snapshot.lists import FindRunning
-    from nodeagent.model import ContainerLogLink, FsObservation, PodList, PodLogDirectory, Sandbox
+    from nodeagent.model import ContainerLogLink, FsObservation, Hold, PodList, PodLogDirectory, Role, Sandbox
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
-    from nodeagent.store import ClockReading, Store
+    from nodeagent.store.clock_record import ClockReading
+    from nodeagent.store.database import Store
 
 MAX_TREES_S: Final = 30.0
 """Time limit in seconds for all log trees of one observation; unread trees count as incomplete."""
@@ -106,30 +106,8 @@ class PodLogReader:
         return trees
 
 
-T = TypeVar("T")
-
-_CONCURRENCY = 16
-_NOT_OBSERVED = ImageUseRecord({}, None)
-
-
 async def _no_paths() -> tuple[tuple[str, ...], str]:
     return (), ""
-
-
-class ObserverSettings(Record):
-    """Paths on the node, and the time before a second listing.
-
-    Attributes:
-        imagefs_path: overrides the mount point in ``ImageFsInfo``; empty for no override.
-        pod_log_root: directory of the pod logs.
-        container_log_root: directory of the links to container logs.
-        confirm_s: time before a second reading of contradictory lists.
-    """
-
-    imagefs_path: str
-    pod_log_root: Path
-    container_log_root: Path
-    confirm_s: float = CONFIRM_S
 
 
 class Observer:
@@ -145,36 +123,58 @@ class Observer:
         cri: CriClient,
         storage: StorageBackend,
         *,
-        settings: ObserverSettings,
+        imagefs_path: str,
+        pod_log_root: Path,
+        container_log_root: Path,
         clock: Clock,
         read_boot_id: Callable[[], str],
         read_filesystem: Callable[[str], FsObservation],
         memory: NodeMemory,
-        read_holds: HoldReader,
-        read_role: RoleReader,
+        read_holds: Callable[[], tuple[Hold, ...]],
+        read_role: Callable[[], Awaitable[Role]],
         find_running: FindRunning,
         read_pod_images: PodImageSource = no_pod_images,
         read_pod_list: Callable[[], PodList | None] = lambda: None,
+        confirm_s: float = CONFIRM_S,
     ) -> None:
+        """Compose the observer.
+
+        Args:
+            cri: the runtime.
+            storage: the runtime's own image and layer records.
+            imagefs_path: overrides the mount point in ``ImageFsInfo``; empty for no override.
+            pod_log_root: directory of the pod logs.
+            container_log_root: directory of the links to container logs.
+            clock: dates the readings.
+            read_boot_id: returns the id of the boot.
+            read_filesystem: reads the usage of a filesystem.
+            memory: state kept between observations.
+            read_holds: reads the holds; blocking.
+            read_role: returns the current role of the node.
+            find_running: finds running containers by the kernel's cgroups; blocking.
+            read_pod_images: reads the images that pods of this node reference.
+            read_pod_list: returns the pod list of the API server.
+            confirm_s: time in seconds before a second reading of contradictory lists.
+        """
         self._cri = cri
         self._monotonic_s = clock.monotonic_s
         self._read_clocks: Callable[[], ClockReading] = lambda: read_clocks(clock, read_boot_id())
         self._memory = memory
         self._read_role = read_role
         self._read_pod_list = read_pod_list
-        self._logs = PodLogReader(settings.pod_log_root, settings.container_log_root, clock)
+        self._logs = PodLogReader(pod_log_root, container_log_root, clock)
         self._dead_layers = DeadLayers(cri, storage.measure_layer)
         self._details = ItemDetails(cri)
         self.images = ImageObserver(
             cri,
             storage,
-            filesystems=ImageFilesystemReader(cri, read_filesystem, settings.imagefs_path),
+            filesystems=ImageFilesystemReader(cri, read_filesystem, imagefs_path),
             memory=memory,
             read_holds=read_holds,
             read_pod_images=read_pod_images,
         )
         list_stored, list_records = self.images.list_stored, self.images.list_records
-        self._lists = ListCheck(cri, find_running, list_stored, list_records, confirm_s=settings.confirm_s)
+        self._lists = ListCheck(cri, find_running, list_stored, list_records, confirm_s=confirm_s)
         self.list_problem = ""
 
     async def observe(self, scope: Scope) -> NodeSnapshot:

@@ -161,11 +161,6 @@ class PodDefinition(Record):
         """Source of the facts in the listed definition."""
         return FactSource.KUBELET if self.listed is None else _SOURCES[self.listed.listed_by]
 
-    @property
-    def authoritative(self) -> PodSpec | None:
-        """The verified listed definition, otherwise the manifest; ``None`` without both."""
-        return self.verified or self.manifest
-
     def __iter__(self) -> Iterator[PodSpec]:
         """Iterate over the existing definitions in order of precedence."""
         return (each for each in (self.listed, self.manifest) if each is not None)

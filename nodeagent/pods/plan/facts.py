@@ -47,7 +47,8 @@ from nodeagent.pods.plan.definitions import (
     read_marks,
     static_by_source,
 )
-from nodeagent.pods.plan.inference import inconsistencies, infer_qos, infer_requests, sum_requests
+from nodeagent.pods.plan.inference import inconsistencies, infer_qos, infer_request, sum_requests
+from nodeagent.record import equal_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -126,7 +127,10 @@ class _Merger:
         derived = infer_qos(pod)
         self._qos = self._best(self._defined.field(attrgetter("qos")), derived)
         self._check_qos(derived)
-        self._requests = infer_requests(pod, self._qos.value, capacity_bytes, assume=assume)
+        self._requests = {
+            each.id: infer_request(pod.traits.get(each.id), self._qos.value, capacity_bytes, assume=assume)
+            for each in pod.running
+        }
 
     def facts(self, reading: PodReading | None) -> PodFacts:
         """Return the merged facts of the pod."""
@@ -240,7 +244,7 @@ class _Merger:
         A pod without a definition is assumed not to be critical; the fact is unknown if the pod has no containers or a
         status was not read.
         """
-        spec = self._defined.authoritative
+        spec = self._defined.verified or self._defined.manifest
         if spec is None:
             containers = self._pod.running or self._pod.containers
             known = (
@@ -334,17 +338,11 @@ def _priority_of(spec: PodSpec) -> int | None:
 def _usage(reading: PodReading | None) -> PodUsage | None:
     if reading is None or reading == _NO_READING:
         return None
-    return PodUsage(
-        memory_bytes=reading.memory_bytes,
-        swap_bytes=reading.swap_bytes,
-        pids=reading.pids,
+    fields = equal_fields(
+        PodUsage,
+        reading,
         writable=reading.writable or Footprint(),
         logs=reading.logs or Footprint(),
         volumes=reading.volumes or Footprint(),
-        ephemeral_bytes=reading.ephemeral_bytes,
-        layers=reading.layers,
-        memory_volumes_bytes=reading.memory_volumes_bytes,
-        memory_cache_bytes=reading.memory_cache_bytes,
-        stalled_some_percent=reading.stalled_some_percent,
-        stalled_full_percent=reading.stalled_full_percent,
     )
+    return PodUsage(**fields)

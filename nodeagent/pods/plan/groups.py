@@ -96,11 +96,6 @@ def _disagreements(sandboxes: Sequence[Sandbox]) -> Iterator[str]:
             yield f"sandbox has pod {each.uid}, its label pod {labelled}"
 
 
-def container_name(container: Container) -> str:
-    """Return ``namespace/pod/container``; without kubelet labels the container name, or its id without a name."""
-    return container.display_name
-
-
 def sandbox_name(sandbox: Sandbox) -> str:
     """Return ``namespace/pod``, or the id of a sandbox without a name."""
     return f"{sandbox.namespace}/{sandbox.name}" if sandbox.name else sandbox.id

@@ -75,13 +75,6 @@ def infer_critical(pod: RuntimePod, qos: QosClass | None) -> Fact[bool | None]:
     return Fact(value=False, source=FactSource.INFERRED)
 
 
-def infer_requests(
-    pod: RuntimePod, qos: QosClass | None, capacity_bytes: int | None, *, assume: bool
-) -> dict[str, Fact[int | None]]:
-    """Return the inferred memory request of each running container, by container id."""
-    return {each.id: infer_request(pod.traits.get(each.id), qos, capacity_bytes, assume=assume) for each in pod.running}
-
-
 def infer_request(
     traits: ContainerTraits | None, qos: QosClass | None, capacity_bytes: int | None, *, assume: bool
 ) -> Fact[int | None]:

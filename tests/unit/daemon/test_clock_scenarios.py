@@ -19,7 +19,7 @@ from nodeagent.loops.clock_reading import with_valid_times
 from nodeagent.model.decision import Verdict
 from nodeagent.record import replace
 from nodeagent.settings.loading import load
-from nodeagent.store import Store
+from nodeagent.store.database import Store
 from tests.sim.clock import SimClock
 from tests.sim.content import Layer
 from tests.sim.node import SimNode

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from nodeagent.gc.collector import Collector, RemovalCompletion
+from nodeagent.gc.collector import Collector
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy
 from nodeagent.gc.remover_factory import RemoverFactory
 from nodeagent.gc.restore import ImageUndo, RemovalRecovery
-from nodeagent.gc.snapshot.node import Observer, ObserverSettings
+from nodeagent.gc.snapshot.node import Observer
 from nodeagent.host.lock import lock_identity
 from nodeagent.model import Role
 from nodeagent.pods.images import no_pod_images
@@ -107,12 +107,15 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
     storage = ContainerdStorage(
         ContainerdClient(connection), clock, lambda _path: LayerCache(clock=clock), read_owner=read_owner
     )
-    settings = ObserverSettings("", root / "pods", root / "containers", confirm_s=0.0)
+    pod_logs, container_logs = root / "pods", root / "containers"
     read = SimFilesystem(node).read
     observer = Observer(
         cri,
         storage,
-        settings=settings,
+        imagefs_path="",
+        pod_log_root=pod_logs,
+        container_log_root=container_logs,
+        confirm_s=0.0,
         clock=clock,
         read_boot_id=str,
         read_filesystem=read,
@@ -125,7 +128,7 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
     removers = RemoverFactory(
         cri,
         storage,
-        HostLogs(settings.pod_log_root, settings.container_log_root, clock),
+        HostLogs(pod_logs, container_logs, clock),
         clock,
         options.read_holds,
         observer.images.find_unreferenced,
@@ -141,7 +144,9 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
         options.policy,
         clock=clock,
         read_filesystem=read,
-        completion=RemovalCompletion(storage.collect_garbage, recovery.run, undo),
+        collect_garbage=storage.collect_garbage,
+        recover=recovery.run,
+        undo=undo,
         dry_run=options.dry_run,
     )
     return Rig(node, server, observer, collector, root, storage, recovery, undo)

@@ -7,8 +7,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from nodeagent.gc import freed_space
-from nodeagent.gc.freed_space import make_visible
+from nodeagent.gc import pass_state
+from nodeagent.gc.pass_state import make_visible
 from nodeagent.guarded_call import GuardedCall
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ async def test_hanging_filesystem_occupies_one_thread(monkeypatch: pytest.Monkey
         started.set()
         released.wait(20)
 
-    monkeypatch.setattr(freed_space, "start_commits", hang)
-    monkeypatch.setattr(freed_space, "_WITHIN_S", 0.01)
-    monkeypatch.setattr(freed_space, "_COMMITS", GuardedCall())
+    monkeypatch.setattr(pass_state, "start_commits", hang)
+    monkeypatch.setattr(pass_state, "_COMMIT_WITHIN_S", 0.01)
+    monkeypatch.setattr(pass_state, "_COMMITS", GuardedCall())
     await make_visible(["/dead"])
     await asyncio.to_thread(started.wait, 20)
     await make_visible(["/var"])
@@ -43,7 +43,7 @@ async def test_commit_is_started_again_after_a_failed_one(monkeypatch: pytest.Mo
         committed.append(paths)
         raise PermissionError
 
-    monkeypatch.setattr(freed_space, "start_commits", fail)
+    monkeypatch.setattr(pass_state, "start_commits", fail)
     for path in ("/a", "/b"):
         with suppress(PermissionError):
             await make_visible([path])

@@ -12,7 +12,7 @@ from nodeagent.errors import ObservationError
 from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.eviction.reclaimer import Reclaimer
 from nodeagent.gc import pass_state as measurement
-from nodeagent.gc.collector import Collector, RemovalCompletion
+from nodeagent.gc.collector import Collector
 from nodeagent.gc.documents.passes import Preview, Report
 from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.gc.plan.image_targets import SpaceNeeded
@@ -82,7 +82,7 @@ class Node:
             GCPolicy(),
             clock=ManualClock(),
             read_filesystem=self.read,
-            completion=RemovalCompletion(nothing),
+            collect_garbage=nothing,
         )
         preview = await collector.preview(Scope.IMAGES)
         return await collector.run(preview, trigger="test", stop=asyncio.Event())

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from nodeagent.errors import NodeAgentError, PassBusyError, UsageError
 from nodeagent.gc import pass_state as measurement
 from nodeagent.gc.executor import Outcome
+from nodeagent.gc.pass_state import undo_terms
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.gc.restore import ImageUndo, NotUndoableError, UndoOutcome
-from nodeagent.gc.undo_terms import undo_terms
 from nodeagent.host.lock import process_lock
 from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.record import replace
@@ -177,7 +177,7 @@ async def test_image_pulled_again_meanwhile_is_kept_as_pulled(rig: Opener) -> No
         await made.collector.run(preview, trigger="command", stop=asyncio.Event(), max_rounds=1)
         made.node.set_name(replace(old, target=target, labels={"pulled": "again"}))
         undone = await made.undo.undo("")
-        result = next(each for each in undone.results if each.image_id == victim.id)
+        result = next(each for each in undone.results if each.id == victim.id)
         assert result.outcome is UndoOutcome.RESTORED
         assert tag in result.detail
         assert made.node.store.names[tag].labels == {"pulled": "again"}
@@ -225,7 +225,7 @@ async def test_lease_of_an_incomplete_copy_restores_nothing(rig: Opener) -> None
         lease.resources.pop()
         undone = await made.undo.undo("")
         assert {each.outcome for each in undone.results} == {UndoOutcome.FAILED}
-        assert not made.node.store.names.keys() & {each.image_id for each in undone.results}
+        assert not made.node.store.names.keys() & {each.id for each in undone.results}
 
 
 async def test_removal_is_final_if_no_lease_for_the_undo_can_be_created(rig: Opener) -> None:
@@ -271,7 +271,7 @@ class Sequence:
                 await remove_all(self._made)
             case "undo":
                 undone = await self._made.undo.undo("")
-                restored = {each.image_id for each in undone.results if each.outcome is UndoOutcome.RESTORED}
+                restored = {each.id for each in undone.results if each.outcome is UndoOutcome.RESTORED}
                 assert restored <= self._made.node.images.keys()
             case "recover":
                 await self._made.recovery.run()

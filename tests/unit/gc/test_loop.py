@@ -16,7 +16,7 @@ import pytest
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
 from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
-from nodeagent.gc.loop import Interval, Loop, Pass, RuntimeWatch, log_result, log_start
+from nodeagent.gc.loop import Loop, Pass, RuntimeWatch, log_result, log_start, with_jitter
 from nodeagent.gc.pass_history import PassStart
 from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.policy import Scope
@@ -87,7 +87,7 @@ def loop(
     clock = clock or SystemClock()
     return Loop(
         scope,
-        Interval(300.0, lambda: 0.5),
+        lambda: 300.0,
         passes,
         pass_lock=pass_lock or PassLock(clock),
         loop_statuses=LoopStatuses(clock),
@@ -189,7 +189,7 @@ async def test_paused_loop_runs_no_pass(logger: FilteringBoundLogger, stream: io
 @pytest.mark.difference("interval-jitter")
 @pytest.mark.parametrize(("drawn", "expected_s"), [(0.0, 270.0), (0.5, 300.0), (1.0, 330.0)])
 def test_interval_with_jitter_is_within_a_tenth(drawn: float, expected_s: float) -> None:
-    assert Interval(300.0, lambda: drawn).next_s() == pytest.approx(expected_s)
+    assert with_jitter(300.0, lambda: drawn) == pytest.approx(expected_s)
 
 
 def test_back_off_starts_again_after_an_answer(logger: FilteringBoundLogger) -> None:

@@ -18,7 +18,7 @@ from nodeagent.host.pod_logs import find_openers, list_pod_log_directories
 from nodeagent.model import LogOpeners
 from nodeagent.model.decision import ItemKind
 from nodeagent.record import replace
-from nodeagent.store import Store
+from nodeagent.store.database import Store
 from tests.unit.gc.conftest import POLICY
 
 if TYPE_CHECKING:

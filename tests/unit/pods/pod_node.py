@@ -92,10 +92,16 @@ class Node:
     ) -> PodReader:
         more["kubelet"] = access
         settings = PodSettings(
-            role, node_name="node-1", pod_log_root=self.root / "logs", kubelet_root=self.root / "kubelet", **more
+            node_name="node-1", pod_log_root=self.root / "logs", kubelet_root=self.root / "kubelet", **more
         )
         return PodReader(
-            self.cri, settings=settings, clock=self.clock, kubelet=kubelet, root=self.root, watched=watched
+            self.cri,
+            settings=settings,
+            clock=self.clock,
+            role=lambda: role,
+            kubelet=kubelet,
+            root=self.root,
+            watched=watched,
         )
 
     def pod(self, name: str, qos: workload.QosClass = BURSTABLE, *, containers: int = 1, **fields: Any) -> SimSandbox:

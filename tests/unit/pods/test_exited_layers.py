@@ -11,7 +11,7 @@ from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import ContainerState, Sandbox
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import Footprint, LayerUsage
-from nodeagent.pods.layers import ExitedLayers, with_further_layers
+from nodeagent.pods.disk_usage import ExitedLayers, with_further_layers
 from nodeagent.record import replace
 from nodeagent.runtime.connection import MAX_CALLS
 from nodeagent.runtime.containerd_records import SnapshotUsage

@@ -354,7 +354,9 @@ async def test_status_timeout_keeps_the_pod(node: Node) -> None:
     web = node.pod("web")
     node.server.faults.delay("PodSandboxStatus", target=web.id)
     async with RuntimeConnection(node.server.endpoint, deadlines={"PodSandboxStatus": 0.05}) as connection:
-        reader = PodReader(CriClient(connection), settings=PodSettings(Role.BESIDE_KUBELET), clock=node.clock)
+        reader = PodReader(
+            CriClient(connection), settings=PodSettings(), clock=node.clock, role=lambda: Role.BESIDE_KUBELET
+        )
         inventory = await reader.read(with_usage=False)
     assert kept(inventory, "web") == "facts-missing"
     assert "DEADLINE_EXCEEDED" in inventory.warnings[0]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from nodeagent.model import Container, ContainerState, LogTree, NodeSnapshot, PodLogDirectory, Sandbox
-from nodeagent.store import ClockReading
+from nodeagent.store.clock_record import ClockReading
 from tests.unit.builders import RUNTIME, image
 
 T0: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -36,8 +36,9 @@ from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
 from nodeagent.loops.clock_reading import with_valid_times
 from nodeagent.model.decision import Decision, ItemKind, ReasonCode
 from nodeagent.record import replace
-from nodeagent.store import GapLimits, Store
 from nodeagent.store.clock_record import GRACE_S, TOLERANCE_S
+from nodeagent.store.database import Store
+from nodeagent.store.observation import GapLimits
 from tests.unit.store.clock_node import DAY_S, T0, Node, Pod
 
 YEARS_S: Final = 3650 * DAY_S

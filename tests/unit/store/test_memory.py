@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.model import ImageUsage
-from nodeagent.store import ClockReading, SnapshotFigures, Store, merge_usage
-from nodeagent.store.clock_record import find_jump
+from nodeagent.store.clock_record import ClockReading, find_jump
+from nodeagent.store.database import SnapshotFigures, Store
+from nodeagent.store.state_file import merge_usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -120,7 +121,7 @@ def test_database_of_the_first_schema_is_read_and_migrated(tmp_path: Path) -> No
             "INSERT INTO image_usage VALUES ('a', 1, NULL); PRAGMA user_version = 1;"
         )
     reader = Store(tmp_path, read_only=True)
-    assert (reader.snapshot_usage(), list(reader.usage()), reader.health.problem) == ({}, ["a"], "")
+    assert (reader.snapshot_usage(), list(reader.usage()), reader.problem) == ({}, ["a"], "")
     store = Store(tmp_path)
     store.note_snapshot_usage({("overlayfs", "a"): SnapshotFigures(1, 2, 3, 4)}, ())
     again = Store(tmp_path)
@@ -144,7 +145,7 @@ def test_corrupt_database_is_quarantined(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert "quarantined as" in store.take_notices()[0]
     remember(store, {"a": None}, (), T0)
-    assert store.health.persistent
+    assert store.problem == ""
     (quarantined,) = tmp_path.glob("nodeagent.db.corrupt-*")
     assert quarantined.read_bytes() == content
     assert Store(tmp_path).usage() == {"a": ImageUsage(T0)}
@@ -170,7 +171,7 @@ def test_database_of_a_newer_schema_is_not_changed(tmp_path: Path) -> None:
     before = (tmp_path / "nodeagent.db").read_bytes()
     store = Store(tmp_path)
     remember(store, {"a": None}, (), T0 + HOUR)
-    assert "newer agent" in store.health.problem
+    assert "newer agent" in store.problem
     assert (tmp_path / "nodeagent.db").read_bytes() == before
 
 
@@ -179,10 +180,10 @@ def test_store_continues_in_memory_until_its_directory_is_usable(tmp_path: Path)
     directory.write_text("a file in place of the directory")
     store = Store(directory)
     remember(store, {"a": None}, (), T0)
-    assert "continuing in memory" in store.health.problem
+    assert "continuing in memory" in store.problem
     directory.unlink()
     remember(store, {"a": None, "b": None}, (), T0 + HOUR)
-    assert store.health.persistent
+    assert store.problem == ""
     assert Store(directory).usage() == {"a": ImageUsage(T0), "b": ImageUsage(T0 + HOUR)}
 
 
@@ -206,7 +207,7 @@ def test_usage_is_written_completely_after_the_file_was_replaced(
     assert "was removed or replaced" in notice
     assert Store(tmp_path).usage() == {"a": ImageUsage(T0, T0 + HOUR), "b": ImageUsage(T0 + HOUR)}
     remember(store, {"a": None, "b": None}, (), T0 + 3 * HOUR)
-    assert (store.take_notices(), store.health.persistent) == ((), True)
+    assert (store.take_notices(), store.problem) == ((), "")
 
 
 def test_usage_is_written_completely_after_a_backup_was_copied_over_the_file(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_usage_is_written_completely_after_a_backup_was_copied_over_the_file(tmp
     (notice,) = store.take_notices()
     assert "was overwritten" in notice
     remember(store, {"a": None, "b": None}, (), T0 + 3 * HOUR)
-    assert (store.take_notices(), store.health.persistent) == ((), True)
+    assert (store.take_notices(), store.problem) == ((), "")
 
 
 def test_usage_is_kept_while_the_file_is_locked(tmp_path: Path) -> None:
@@ -266,7 +267,8 @@ _WRITER = """
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from nodeagent.store import ClockReading, Store
+from nodeagent.store.clock_record import ClockReading
+from nodeagent.store.database import Store
 store, now = Store(Path(sys.argv[1])), datetime(2026, 1, 10, tzinfo=UTC)
 print("writing", flush=True)
 for turn in range(10**9):
@@ -284,5 +286,5 @@ def test_database_is_usable_after_a_kill_during_a_write(tmp_path: Path) -> None:
         os.kill(writer.pid, signal.SIGKILL)
     store = Store(tmp_path)
     remember(store, {"a": None}, (), T0)
-    assert store.health.persistent
+    assert store.problem == ""
     assert not list(tmp_path.glob("*.corrupt-*"))

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import ImageGCPolicy
-from nodeagent.store import ClockReading, GapLimits, Store, gap_limits
-from nodeagent.store.clock_record import GRACE_S, TOLERANCE_S
+from nodeagent.store.clock_record import GRACE_S, TOLERANCE_S, ClockReading
+from nodeagent.store.database import Store
+from nodeagent.store.observation import GapLimits, gap_limits
 from tests.unit.builders import container, image, snapshot
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def test_database_without_an_observation_is_read(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "nodeagent.db", isolation_level=None)) as connection:
         connection.execute("DELETE FROM meta WHERE key LIKE 'observed%'")
     store = Store(tmp_path)
-    assert (observe_s(store, at(60)), store.health.problem, store.take_notices()) == (0, "", ())
+    assert (observe_s(store, at(60)), store.problem, store.take_notices()) == (0, "", ())
 
 
 # --- removal by age

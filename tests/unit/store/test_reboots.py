@@ -9,7 +9,9 @@ import pytest
 
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import ImageGCPolicy
-from nodeagent.store import ClockReading, GapLimits, Store, gap_limits
+from nodeagent.store.clock_record import ClockReading
+from nodeagent.store.database import Store
+from nodeagent.store.observation import GapLimits, gap_limits
 from tests.unit.builders import image, snapshot
 from tests.unit.store.test_observation import DAY_S, T0, at, observe_s
 

@@ -27,7 +27,8 @@ from nodeagent.model.stops import LastActivity, StopEnd
 from nodeagent.record import replace
 from nodeagent.settings.loading import load
 from nodeagent.shutdown.state_file import ShutdownFiles
-from nodeagent.store import ClockReading, Store
+from nodeagent.store.clock_record import ClockReading
+from nodeagent.store.database import Store
 from nodeagent.store.history import History, PastPass, Retention
 from nodeagent.store.sqlite import micros
 
@@ -104,7 +105,7 @@ def test_pause_of_0_1_is_in_force(state: Path) -> None:
 def test_image_usage_of_0_1_is_kept_and_its_observation_begins_with_the_first_detection(state: Path) -> None:
     store = Store(state)
     known = store.usage()
-    assert (len(known), store.health.problem, len(store.snapshot_usage())) == (16, "", 26)
+    assert (len(known), store.problem, len(store.snapshot_usage())) == (16, "", 26)
     now = ClockReading("another-boot", 60.0, NOW)
     assert store.observed_since(now) is None
     record = store.observe(dict.fromkeys(known), (), now)
@@ -135,7 +136,7 @@ def test_image_usage_is_continued_by_0_1_and_by_this_version_again(tmp_path: Pat
     write_as_0_1(tmp_path, "kept", NOW, later.wall, later)
     write_as_0_1(tmp_path, "again", later.wall, later.wall, later)
     store = Store(tmp_path)
-    assert store.health.problem == ""
+    assert store.problem == ""
     assert store.usage() == {
         "kept": ImageUsage(NOW, later.wall, NOW - minute, NOW - minute),
         "again": ImageUsage(later.wall, later.wall),

@@ -9,8 +9,8 @@ import pytest
 
 from nodeagent.model import GapCause, ImageUsage, ObservationGap
 from nodeagent.record import replace
-from nodeagent.store import ClockReading, Store
-from nodeagent.store.clock_record import ClockRecord
+from nodeagent.store.clock_record import ClockReading, ClockRecord
+from nodeagent.store.database import Store
 from nodeagent.store.observation import Observation
 from nodeagent.store.state_file import UNWRITTEN_S, is_due
 from nodeagent.store.usage_file import StoredUsage

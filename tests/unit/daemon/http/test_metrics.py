@@ -124,8 +124,7 @@ class _Agent:
     """The parts of an agent that the exposition reads: databases, pod watch, image filesystems."""
 
     class store:  # noqa: N801 - replaces an attribute
-        class health:  # noqa: N801
-            persistent = True
+        problem = ""
 
     class history:  # noqa: N801
         dropped = 2

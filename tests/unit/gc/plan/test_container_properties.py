@@ -84,7 +84,7 @@ def test_log_directory_is_removed_only_with_all_containers_and_sandboxes_of_its_
     node: NodeSnapshot, policy: GCPolicy
 ) -> None:
     made = plan_all(node, policy)
-    removed_ids = {each.id for each in made.removals}
+    removed_ids = {each.id for plan in made.plans for each in plan.removals}
     for directory in node.pod_log_directories:
         if directory.name in removed_ids:
             assert directory.is_directory

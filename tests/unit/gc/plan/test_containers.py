@@ -9,7 +9,6 @@ import pytest
 from nodeagent.gc.plan.containers import plan_container_gc
 from nodeagent.gc.plan.policy import ContainerGCPolicy
 from nodeagent.model import ContainerState, Role
-from nodeagent.model.decision import Verdict
 from nodeagent.record import replace
 from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot, synced
 
@@ -204,17 +203,6 @@ class TestTotal:
             "newest dead container shop/web/app of a pod not known to be deleted; the kubelet reads its log, exit and "
             "restart count"
         )
-
-
-class TestFailedEarlier:
-    def test_failed_container_counts_as_removed(self) -> None:
-        plan = plan_container_gc(
-            snapshot(containers=attempts(3), sandboxes=LIVE),
-            ContainerGCPolicy(max_per_pod_container=2),
-            failed={"app0": "busy"},
-        )
-        assert not plan.removals
-        assert decided(plan, "app0").verdict is Verdict.FAILED
 
 
 class TestUnlabelled:

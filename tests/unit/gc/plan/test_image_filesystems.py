@@ -81,7 +81,7 @@ def node(
 def test_full_store_of_another_handler_removes_only_its_own_images() -> None:
     plan = plan_image_gc(node(40, 95), POLICY)
     assert removed(plan) == ["k1", "k2"]
-    assert plan.targets == (FilesystemTarget(KATA, 150 * MIB),)
+    assert plan.targets == (FilesystemTarget(KATA, 150 * MIB, 0),)
     assert plan.wanted_bytes == 150 * MIB
     assert plan.shortfall_bytes == 0
     assert decided(plan, "k1").frees_on == ((OVERLAY, 30 * MIB), (KATA, 100 * MIB))
@@ -93,7 +93,7 @@ def test_full_store_of_another_handler_removes_only_its_own_images() -> None:
 def test_each_full_filesystem_falls_to_its_own_target() -> None:
     plan = plan_image_gc(node(90, 85, names=("o1", "k1", "o2", "k2", "o3")), POLICY)
     assert removed(plan) == ["o1", "k1"]
-    assert plan.targets == (FilesystemTarget(OVERLAY, 100 * MIB), FilesystemTarget(KATA, 50 * MIB))
+    assert plan.targets == (FilesystemTarget(OVERLAY, 100 * MIB, 0), FilesystemTarget(KATA, 50 * MIB, 0))
     assert {codes(plan)[name] for name in ("o2", "o3", "k2")} == {"enough-freed"}
 
 

@@ -68,7 +68,6 @@ def test_each_plan_is_made_on_the_projection_after_the_previous_plan() -> None:
     assert made.images is not None
     assert removed(made.images) == ["idle", "held", "infra"]
     assert decided(made.images, "shared").reason.code.value == "in-use-by-container"
-    assert [each.id for each in made.removals] == [each.id for plan in made.plans for each in plan.removals]
 
 
 def test_plan_of_containers_has_no_image_plan() -> None:
@@ -83,23 +82,11 @@ def test_image_plan_counts_freed_writable_layers() -> None:
     assert made.images.wanted_bytes == 140 * MIB
 
 
-def test_failed_items_of_every_kind_are_excluded() -> None:
-    made = plan_all(snapshot(*IMAGES, **NODE), POLICY, failed={"dead": "x", "idle": "y"})
-    assert "dead" not in removed(made.containers)
-    assert removed(made.sandboxes) == []
-    assert "shop_gone_uid-gone" not in removed(made.logs)
-    assert made.images is not None
-    assert decided(made.images, "idle").reason.code.value == "failed-earlier"
-    assert decided(made.images, "held").reason.code.value == "in-use-by-container"
-
-
-def test_all_unused_images_and_finished_pods_are_removed_on_request() -> None:
+def test_items_of_finished_pods_are_removed_on_request() -> None:
     fields = NODE | {"pod_list": kubelet_list("uid-gone", "uid-web"), "image_filesystem": filesystem(10)}
-    made = plan_all(snapshot(*IMAGES, **fields), POLICY, evict_non_deleted_pods=True, remove_all_unused=True)
+    made = plan_containers(snapshot(*IMAGES, **fields), POLICY, evict_non_deleted_pods=True)
     assert removed(made.containers) == ["dead", "old"]
     assert removed(made.sandboxes) == ["sb-gone"]
-    assert made.images is not None
-    assert removed(made.images) == ["idle", "held", "infra"]
 
 
 class TestProjection:

@@ -16,7 +16,6 @@ from tests.unit.builders import (
     ago,
     codes,
     container,
-    decided,
     kubelet_list,
     log_directory,
     log_link,
@@ -186,16 +185,6 @@ def test_log_of_an_unknown_pod_is_kept_for_the_minimum_age_after_a_boot(uptime_s
     node = {"pod_log_directories": (directory,), "dead_log_links": (link,), "booted_at": ago(uptime_s)}
     code = {directory.name: "pod-deleted", link.name: "link-target-missing"}
     assert codes(plan_for(node)) == (dict.fromkeys(code, "booted-recently") if is_kept else code)
-
-
-def test_failed_item_is_excluded() -> None:
-    directory, link = log_directory("uid-x"), log_link(CID)
-    plan = plan_for(
-        {"pod_log_directories": (directory,), "dead_log_links": (link,)},
-        failed={directory.name: "", link.name: "busy"},
-    )
-    assert codes(plan) == {directory.name: "failed-earlier", link.name: "failed-earlier"}
-    assert decided(plan, link.name).verdict.value == "failed"
 
 
 def test_removals_precede_kept_items_and_directories_precede_links() -> None:

@@ -13,7 +13,7 @@ from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.pass_state import Preview, plans_for
 from nodeagent.gc.plan.image_users import images_in_use
 from nodeagent.gc.plan.images import plan_image_gc
-from nodeagent.gc.plan.planner import GCPlan, plan_all
+from nodeagent.gc.plan.planner import GCPlan, plan_all, plan_containers
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope, Spent
 from nodeagent.model import (
     Container,
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 def test_every_item_has_exactly_one_decision_with_a_sentence(
     node: NodeSnapshot, policy: GCPolicy, evict: bool, everything: bool
 ) -> None:
-    made = plan_all(node, policy, evict_non_deleted_pods=evict, remove_all_unused=everything)
+    images = plan_image_gc(node, policy.images, remove_all_unused=everything)
+    made = replace(plan_containers(node, policy, evict_non_deleted_pods=evict), images=images)
     assert made.images is not None
     listed: dict[str, tuple[Any, ...]] = {
         "containers": node.containers,
@@ -183,12 +184,10 @@ def test_limits_per_pass_are_never_exceeded(
 
 @EXAMPLES
 @given(nodes(), policies(), st.data())
-def test_failed_items_are_never_removed(node: NodeSnapshot, policy: GCPolicy, data: st.DataObject) -> None:
-    ids = [each.id for plan in plan_all(node, policy).plans for each in plan.removals]
+def test_failed_images_are_never_removed(node: NodeSnapshot, policy: GCPolicy, data: st.DataObject) -> None:
+    ids = removed(plan_image_gc(node, policy.images))
     aside = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
-    made = plan_all(node, policy, failed=dict.fromkeys(aside, "busy"))
-    for plan in made.plans:
-        assert not aside & set(removed(plan))
+    assert not aside & set(removed(plan_image_gc(node, policy.images, failed=dict.fromkeys(aside, "busy"))))
 
 
 def remembered(node: NodeSnapshot) -> NodeSnapshot:
@@ -203,7 +202,7 @@ def remembered(node: NodeSnapshot) -> NodeSnapshot:
 
 def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
     """Return the node as observed after a pass that executes the plan without failures."""
-    removed_ids = {(each.kind, each.id) for each in made.removals}
+    removed_ids = {(each.kind, each.id) for plan in made.plans for each in plan.removals}
     freed = sum(plan.frees_bytes for plan in (made.containers, made.images) if plan is not None)
     fs = node.image_filesystem
     storage = node.storage

@@ -96,11 +96,6 @@ def test_sandboxes_of_finished_pods_are_removed_only_when_disk_space_is_needed()
     assert codes(plan_for(fields=fields, evict_non_deleted_pods=True)) == {"sb-web": "pod-finished"}
 
 
-def test_failed_item_is_excluded() -> None:
-    plan = plan_for(fields={"sandboxes": (sandbox(),)}, failed={"sb-web": "stop failed"})
-    assert decided(plan, "sb-web").verdict.value == "failed"
-
-
 def test_unlabelled_sandboxes_can_be_included() -> None:
     plan = plan_for(SandboxGCPolicy(include_unlabelled=True), fields={"sandboxes": (sandbox(labelled=False),)})
     assert removed(plan) == ["sb-web"]

@@ -65,7 +65,7 @@ def test_applying_any_plan_removes_only_listed_items_that_a_new_plan_removes(  #
         (each.kind, each.id) for plan in plans for each in plan.removals
     }
     if scope is not Scope.IMAGES:
-        everything = {each.id for each in plan_containers(now, current).removals}
+        everything = {each.id for plan in plan_containers(now, current).plans for each in plan.removals}
         assert {each.id for plan in plans if plan.kind == "containers" for each in plan.removals} <= everything
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import ObservationError, RuntimeRequestError
-from nodeagent.gc.snapshot.filesystems import ImageFilesystemReader
+from nodeagent.gc.snapshot.images import ImageFilesystemReader
 from nodeagent.model import FsObservation, StorageGraph
 from nodeagent.record import replace
 from nodeagent.runtime.cri_messages import FilesystemUsage, ImageFsInfo
@@ -16,7 +16,7 @@ from tests.unit.builders import filesystem, piece
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from nodeagent.gc.snapshot.filesystems import ImageFilesystems
+    from nodeagent.gc.snapshot.images import ImageFilesystems
 
 ROOT = "/containerd"
 OVERLAY, NATIVE, CONTENT = f"{ROOT}/overlayfs", f"{ROOT}/native", f"{ROOT}/content"

@@ -13,8 +13,7 @@ from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, other
 from nodeagent.model import Container, ContainerState, ImageFilesystem
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherImageFilesystem
-from nodeagent.pods.disk_usage import with_layers
-from nodeagent.pods.layers import measure_missing
+from nodeagent.pods.disk_usage import measure_missing, with_layers
 from nodeagent.record import replace
 from nodeagent.runtime.containerd_records import SnapshotUsage
 from nodeagent.runtime.cri_messages import ContainerUsage
