@@ -8,7 +8,7 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.api.codec import encode, to_builtins
+from nodeagent.api.common import encode, to_builtins
 from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Source

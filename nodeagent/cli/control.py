@@ -6,7 +6,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.api.codec import decode_fields, encode, encode_line
+from nodeagent.api.common import decode_fields, encode, encode_line
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, say, standard_output

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from nodeagent import __version__
 from nodeagent.api.client import ANSWER_WITHIN_S, ControlClient, DaemonAbsentError, DaemonRefusedError
-from nodeagent.api.codec import DocumentError, decode
+from nodeagent.api.common import DocumentError, decode
 from nodeagent.config.paths import has_settings, read_socket_path
 from nodeagent.errors import NodeAgentError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.api.codec import Document
+    from nodeagent.api.common import Document
 
     D = TypeVar("D", bound=Document)
 

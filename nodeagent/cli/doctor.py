@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
-from nodeagent.api.codec import encode
+from nodeagent.api.common import encode
 from nodeagent.cli.control_client import connect
 from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
@@ -32,13 +32,14 @@ from nodeagent.doctor.host_facts import (
     read_unit_exposure,
     read_writable_cgroups,
 )
-from nodeagent.doctor.plan.api_access import API_CHECK, check_api_access, check_pod_access
 from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
 from nodeagent.doctor.plan.node import (
+    API_CHECK,
     MEMORY_CHECK,
     Finding,
     Verdict,
     check_agent,
+    check_api_access,
     check_cache_reclaim,
     check_certificate,
     check_cgroups,
@@ -51,6 +52,7 @@ from nodeagent.doctor.plan.node import (
     check_listener,
     check_lock,
     check_memory_thresholds,
+    check_pod_access,
     check_refused,
     check_role,
     check_sandbox_image,

@@ -161,6 +161,6 @@ def _branches(stacks: Sequence[lists.LayerStack], columns: int | None, indent: s
 
 
 async def _image_layers(node: Previews) -> lists.ImageTree:
-    from nodeagent.gc.documents import list_readings as documents  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.gc.documents import readings as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_image_layers(node)

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.codec import encode
+from nodeagent.api.common import encode
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent import model
 from nodeagent.api.client import user_name
-from nodeagent.api.codec import encode
+from nodeagent.api.common import encode
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import daemon_of
 from nodeagent.cli.display import say, warn
@@ -115,7 +115,7 @@ def _note_unmatched(image: str, config: Path | None) -> None:
 
 
 async def _list_images(agent: Agent) -> Images:
-    from nodeagent.gc.documents.list_readings import list_images  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.gc.documents.readings import list_images  # noqa: PLC0415 - not needed if the daemon responds
 
     return await list_images(agent)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
     from datetime import datetime
 
-    from nodeagent.api.codec import Document
+    from nodeagent.api.common import Document
     from nodeagent.cli.display import Display
     from nodeagent.cli.listing import ListOptions
     from nodeagent.cli.options import Source
@@ -87,19 +87,19 @@ def _print(
 
 
 async def _images(node: Previews) -> lists.Images:
-    from nodeagent.gc.documents import list_readings as documents  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.gc.documents import readings as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_images(node)
 
 
 async def _containers(node: Previews) -> lists.Containers:
-    from nodeagent.gc.documents import list_readings as documents  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.gc.documents import readings as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_containers(node)
 
 
 async def _pods(node: Previews) -> lists.Pods:
-    from nodeagent.gc.documents import list_readings as documents  # noqa: PLC0415 - not needed if the daemon responds
+    from nodeagent.gc.documents import readings as documents  # noqa: PLC0415 - not needed if the daemon responds
 
     return await documents.list_pods(node)
 

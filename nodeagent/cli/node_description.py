@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nodeagent.api.codec import encode
+from nodeagent.api.common import encode
 from nodeagent.cli.display import Line, standard_output, warn, warning_lines
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.eviction.signals import FindImageFilesystems
-    from nodeagent.model.access import ApiAccess
-    from nodeagent.model.kubernetes import Node, NodeSpec, StatusCondition
+    from nodeagent.model.kubernetes import ApiAccess, Node, NodeSpec, StatusCondition
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.runtime.cri import CriClient
     from nodeagent.settings.settings import Settings

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
-from nodeagent.api.codec import encode
+from nodeagent.api.common import encode
 from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirm_removals, exit_code, note_dry_run, predicted_exit_code, run_interruptibly

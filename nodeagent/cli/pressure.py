@@ -10,8 +10,7 @@ from nodeagent.cli.display import Line, bar, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import watch_document
 from nodeagent.cli.session import load_settings
-from nodeagent.cli.signal_values import is_stall, short_amount, signal_name, used_share
-from nodeagent.cli.table import Heading, Table, size_cell
+from nodeagent.cli.table import Heading, Table, is_stall, short_amount, signal_name, size_cell, used_share
 from nodeagent.eviction.pressure_documents import Pressure
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes

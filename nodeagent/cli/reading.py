@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent.api.client import DaemonAbsentError
-from nodeagent.api.codec import encode
+from nodeagent.api.common import encode
 from nodeagent.cli import control_client
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.session import load_settings, open_for_command, run_async
@@ -22,7 +22,7 @@ from nodeagent.cli.session import load_settings, open_for_command, run_async
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 
-    from nodeagent.api.codec import Document
+    from nodeagent.api.common import Document
     from nodeagent.cli.display import Line
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent

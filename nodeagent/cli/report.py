@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from nodeagent.api.client import DaemonAbsentError
-from nodeagent.api.codec import DocumentError, decode, encode_line
+from nodeagent.api.common import DocumentError, decode, encode_line
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, warn
 from nodeagent.cli.exit_codes import ExitCode

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import UnsetType
 
 from nodeagent.cli.display import Line, warning_lines
-from nodeagent.cli.signal_values import amount, is_stall, signal_name, used_share
-from nodeagent.cli.table import Heading, Table, ago, done_cell, size_cell
+from nodeagent.cli.table import Heading, Table, ago, amount, done_cell, is_stall, signal_name, size_cell, used_share
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, format_time

@@ -18,7 +18,7 @@ from nodeagent.config import value_forms as forms
 from nodeagent.config.validation import Check, Count, Duration, OptionalPath, Section, Switch, about, form
 from nodeagent.errors import ConfigError
 from nodeagent.model import Role
-from nodeagent.model.access import ApiAccess
+from nodeagent.model.kubernetes import ApiAccess
 from nodeagent.record import Record, field
 from nodeagent.units import parse_bytes, parse_duration_s, parse_quantity
 

@@ -14,7 +14,7 @@ from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.cluster.plan.conditions import WithdrawalPlan
-    from nodeagent.model.access import ApiAccess
+    from nodeagent.model.kubernetes import ApiAccess
 
 WITHIN_S: Final = 15.0
 

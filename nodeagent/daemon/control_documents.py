@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from nodeagent import __version__
-from nodeagent.api.codec import Document, Number, Part
-from nodeagent.api.common import Reason, RuntimeVersion
+from nodeagent.api.common import Document, Number, Part, Reason, RuntimeVersion
 from nodeagent.gc.documents.passes import Decision
 from nodeagent.model.decision import ItemKind
 from nodeagent.record import Time

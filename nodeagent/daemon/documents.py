@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 
 from nodeagent import model
-from nodeagent.api.codec import Document, Number, Part
+from nodeagent.api.common import Document, Number, Part
 from nodeagent.eviction.pressure_documents import PodUsage, Signal
 from nodeagent.gc.documents.holds import HoldFields
 from nodeagent.record import Time, equal_fields

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.common import Reason
 from nodeagent.daemon import control_documents as reload
+from nodeagent.daemon.context import SHOWN, Effect, threshold_text
 from nodeagent.daemon.control_documents import EvictedPod, Grace, KindCount, MetThreshold, Reload
-from nodeagent.daemon.reload_effect import SHOWN, Effect, threshold_text
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction.plan.local_storage import has_limit
 from nodeagent.eviction.plan.preview import first_victim, pods_over_limits
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.reload_effect import Reloaded
+    from nodeagent.daemon.context import DaemonContext, Reloaded
     from nodeagent.eviction.plan.preview import PodEviction
-    from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.eviction.signals import SignalLayout
     from nodeagent.gc.agent import Agent
     from nodeagent.model.decision import Decision, Plan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from nodeagent.api.codec import Document, Part
+from nodeagent.api.common import Document, Part
 from nodeagent.daemon.control_documents import Finding
 from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, PauseStatus, RuntimeStatus, Status
 from nodeagent.model.decision import Accounting, Verdict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.daemon.context import Effect, Reloaded
 from nodeagent.daemon.health import status_line
-from nodeagent.daemon.reload_effect import Effect, Reloaded
 from nodeagent.daemon.reload_preview import log_effect, preview_effect, until_stopped
 from nodeagent.errors import ConfigError
 from nodeagent.gc.loop import wait_for_any

@@ -9,7 +9,7 @@ import msgspec
 from nodeagent.cluster.facts import compare_with_machine, read_foreign
 from nodeagent.cluster.plan.conditions import trial_patch
 from nodeagent.cluster.plan.rules import access_reviews
-from nodeagent.doctor.plan.api_access import TAINT_RULE
+from nodeagent.doctor.plan.node import TAINT_RULE
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.kube.api_client import ApiClient, ApiRequest, NodeApi
 from nodeagent.kube.api_credentials import ApiCredentials, expiry
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from datetime import datetime
 
-    from nodeagent.model.access import ApiAccess
-    from nodeagent.model.kubernetes import Node
+    from nodeagent.model.kubernetes import ApiAccess, Node
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from nodeagent.eviction.evictor import EvictionResult, Evictor
     from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.eviction.plan.ranking import Eviction
-    from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.reclaim import ReclaimStep
-    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.eviction.pod_monitor import PodMonitor
     from nodeagent.eviction.reclaimer import ImageObservation, Reclaimable, Reclaimed
     from nodeagent.eviction.reporting import EvictionReporter

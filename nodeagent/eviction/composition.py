@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.codec import encode_line
+from nodeagent.api.common import encode_line
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction import LOOP_NAME, documents
 from nodeagent.eviction.actions import Monitors, PassActions

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nodeagent.api.codec import Document, DocumentError, Number, Part
-from nodeagent.api.common import Reason
+from nodeagent.api.common import Document, DocumentError, Number, Part, Reason
 from nodeagent.eviction.pressure_documents import PodFacts
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 
     from nodeagent.eviction.plan import planner
     from nodeagent.eviction.plan.ranking import RankedPod
-    from nodeagent.eviction.plan.readings import ThresholdStatus as ThresholdState
     from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.plan.thresholds import ThresholdStatus as ThresholdState
     from nodeagent.model import decision, pressure
 
 

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.ranking import Eviction
-    from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.eviction.signals import SignalReadings
     from nodeagent.model.decision import Reason
     from nodeagent.model.pods import PodInventory

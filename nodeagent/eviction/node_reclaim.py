@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.eviction.actions import Monitors, PassActions
-    from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.eviction.reclaimer import Reclaimable
     from nodeagent.model.pressure import FilesystemRole
 

@@ -13,9 +13,8 @@ from nodeagent.model.pressure import QosClass, Signal
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.eviction.actions import Monitors
-    from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.reclaim import CacheStep
-    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.host.cgroups import CgroupCache
     from nodeagent.model.pods import PodHandle, PodInventory
     from nodeagent.model.pressure import Observation, PodFacts

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.api.codec import Document, Number, Part
-from nodeagent.api.common import Reason
+from nodeagent.api.common import Document, Number, Part, Reason
 from nodeagent.eviction.plan.memory_model import (
     MemoryEvidence,
     estimate_memory,
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.eviction.plan.ranking import RankedPod
-    from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.eviction.signals import SignalLayout, SignalReadings
     from nodeagent.model import decision
     from nodeagent.model.pressure import MemoryCounters, NodeMemory

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.eviction.plan.ranking import Eviction
-    from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.relief import Unrelieved
     from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.model.decision import Reason
 
 _OF_A_PRESSURE: Final = (

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.state import Evaluation, EvictionState
-    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.eviction.reporting import EvictionReporter
     from nodeagent.eviction.settings import EvictionSettings
     from nodeagent.model import ImageFilesystem

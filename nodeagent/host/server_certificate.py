@@ -14,7 +14,7 @@ from nodeagent.files import FileStamp, file_stamp
 if TYPE_CHECKING:
     import ssl
 
-    from nodeagent.model.access import TlsFiles
+    from nodeagent.model.kubernetes import TlsFiles
 
 _MAX_FILE_BYTES: Final = 1 << 20
 Stamp = tuple[FileStamp, ...]

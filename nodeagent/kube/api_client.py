@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
-    from nodeagent.model.access import ApiAccess
+    from nodeagent.model.kubernetes import ApiAccess
 
 JSON: Final = "application/json"
 _MAX_SHOWN: Final = 300

@@ -16,13 +16,13 @@ from nodeagent.config.files import open_trusted
 from nodeagent.errors import ApiServerUnavailableError, ConfigError
 from nodeagent.files import FileStamp, file_stamp
 from nodeagent.guarded_call import GuardedCall
-from nodeagent.model.access import check_server_url
+from nodeagent.model.kubernetes import check_server_url
 from nodeagent.parsing import parse_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.model.access import ApiAccess
+    from nodeagent.model.kubernetes import ApiAccess
 
 _MAX_FILE_BYTES: Final = 1 << 20
 _REFUSED: Final = {

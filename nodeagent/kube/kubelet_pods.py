@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.clock import Clock
-    from nodeagent.model.access import KubeletAccess
+    from nodeagent.model.kubernetes import KubeletAccess
     from nodeagent.model.pods import PodSpec
 
 _PATH: Final = "/pods"

@@ -21,7 +21,7 @@ from nodeagent.text import escape
 if TYPE_CHECKING:
     from nodeagent.kube.api_client import ApiClient
     from nodeagent.kube.api_credentials import ApiCredentials
-    from nodeagent.model.access import ApiAccess
+    from nodeagent.model.kubernetes import ApiAccess
 
 PODS: Final = "/api/v1/pods"
 PAGE_SIZE: Final = 50

@@ -35,8 +35,7 @@ from nodeagent.pods.disk_usage import (
     with_layers,
     with_stats,
 )
-from nodeagent.pods.plan.facts import ignored_marks, merge_facts
-from nodeagent.pods.plan.groups import group_pods
+from nodeagent.pods.plan.facts import group_pods, ignored_marks, merge_facts
 from nodeagent.pods.plan.inference import qos_of_cgroup, shutdown_pods
 from nodeagent.pods.sources import PodDefinitions
 from nodeagent.pods.usage import PodCgroups
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.kube.kubelet_pods import PodLister
     from nodeagent.model import Container, Sandbox
-    from nodeagent.model.access import KubeletAccess
+    from nodeagent.model.kubernetes import KubeletAccess
     from nodeagent.model.pods import ContainerTraits, PodHandle, RuntimePod
     from nodeagent.pods.disk_usage import MeasureLayer
     from nodeagent.pods.watched import WatchedPods

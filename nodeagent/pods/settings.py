@@ -7,7 +7,7 @@ from typing import Annotated
 
 from nodeagent.config.validation import OptionalPath, Section, Switch, about, form
 from nodeagent.errors import ConfigError
-from nodeagent.model.access import KubeletAccess
+from nodeagent.model.kubernetes import KubeletAccess
 from nodeagent.record import Record
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from nodeagent.config.paths import CONTROL_SOCKET
 from nodeagent.config.validation import Check, OptionalPath, Period, Section, SocketPath, Switch, about, form
-from nodeagent.model.access import TlsFiles
+from nodeagent.model.kubernetes import TlsFiles
 from nodeagent.record import Record
 from nodeagent.units import parse_duration_s
 

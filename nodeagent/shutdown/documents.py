@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.api.codec import Document, Number, Part
+from nodeagent.api.common import Document, Number, Part
 from nodeagent.gc.documents.history import NodeStop
 from nodeagent.schemas import SchemaId
 

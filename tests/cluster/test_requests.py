@@ -20,8 +20,7 @@ from nodeagent.eviction.api_evictor import EvictionApi
 from nodeagent.eviction.plan.api_eviction import SEVERAL_BUDGETS
 from nodeagent.kube.api_client import ApiClient, NodeApi
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.model.access import ApiAccess
-from nodeagent.model.kubernetes import StatusCondition
+from nodeagent.model.kubernetes import ApiAccess, StatusCondition
 from nodeagent.pods.plan.watch import EventKind
 from nodeagent.pods.pod_api import PodApi, PodWatch
 from tests.support.cluster import EVENTS, NODES, PODS, STRATEGIC

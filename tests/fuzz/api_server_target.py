@@ -22,8 +22,7 @@ from nodeagent.cluster.plan.registration import RegistrationPolicy, plan_registr
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.kube.api_client import ApiClient, ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.model.access import ApiAccess
-from nodeagent.model.kubernetes import Lease, Node, NodeStatus, NodeSystemInfo, ObjectMeta
+from nodeagent.model.kubernetes import ApiAccess, Lease, Node, NodeStatus, NodeSystemInfo, ObjectMeta
 from nodeagent.pods.plan.watch import WatchState, after_events, after_list
 from nodeagent.pods.pod_api import PodApi, PodWatch, parse_event
 from nodeagent.text import escape

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from nodeagent.api.codec import Document, DocumentError, decode, encode
+from nodeagent.api.common import Document, DocumentError, decode, encode
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.api.requests import REQUESTS, parse_request, request_type
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS

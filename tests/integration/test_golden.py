@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import typer
 
-from nodeagent.api.codec import Document, decode, encode, encode_line
+from nodeagent.api.common import Document, decode, encode, encode_line
 from nodeagent.cli.main import app
 from nodeagent.clock import SystemClock
 from nodeagent.text import display_width, escape

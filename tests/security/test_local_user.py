@@ -23,7 +23,7 @@ from nodeagent.host.kubelet_traces import read_kubelet_traces
 from nodeagent.host.sockets import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model import TRUSTED, Hold
-from nodeagent.model.access import KubeletAccess
+from nodeagent.model.kubernetes import KubeletAccess
 from nodeagent.settings.loading import load
 from tests.support.command import nodeagent
 from tests.support.simulated_daemon import simulated_daemon

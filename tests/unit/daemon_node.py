@@ -37,7 +37,7 @@ from tests.sim.server import SimServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nodeagent.daemon.reload_effect import Reloaded
+    from nodeagent.daemon.context import Reloaded
     from nodeagent.settings.settings import Settings
 
 IMAGE = "registry.example/app:v1"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from nodeagent.api.codec import encode_line
+from nodeagent.api.common import encode_line
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.cluster.plan.workloads import Workload
 from nodeagent.doctor.plan.kubelet import check_kubelet

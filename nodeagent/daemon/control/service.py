@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent import __version__, model
-from nodeagent.api.codec import encode_line, plain
+from nodeagent.api.common import encode_line, plain
 from nodeagent.daemon.control.requested_pass import RequestedPass, require_agent
 from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope, run_exclusively
 from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, Setting, Triggered, Version
@@ -28,8 +28,8 @@ from nodeagent.daemon.status import (
 )
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction import document_readings as eviction
-from nodeagent.gc.documents import list_readings as lists
 from nodeagent.gc.documents import readings as gc
+from nodeagent.gc.documents import readings as lists
 from nodeagent.gc.documents.history import History
 from nodeagent.gc.documents.holds import Hold, HoldList
 from nodeagent.gc.documents.passes import Result
@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
     from nodeagent.api import requests
-    from nodeagent.api.codec import Document
-    from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.reload_effect import Reloaded
+    from nodeagent.api.common import Document
+    from nodeagent.daemon.context import DaemonContext, Reloaded
     from nodeagent.gc import executor as outcomes
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.documents.passes import Report

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.http.messages import Request
     from nodeagent.daemon.http.metrics import Exposition
     from nodeagent.host.server_certificate import Stamp
-    from nodeagent.model.access import TlsFiles
+    from nodeagent.model.kubernetes import TlsFiles
     from nodeagent.settings.endpoints import Listen
 
     Endpoint = tuple[Listen | None, TlsFiles | None]

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from nodeagent.eviction.plan.ranking import Eviction, Placement
-    from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.reclaim import ReclaimStep
+    from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.model.decision import Detail
     from nodeagent.model.pressure import FilesystemLayout, Moment, Observation
 

@@ -14,7 +14,7 @@ from nodeagent.units import format_quantity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nodeagent.eviction.plan.readings import ThresholdStatus
+    from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.model.pressure import ContainerFacts, Observation, PodFacts
 
 

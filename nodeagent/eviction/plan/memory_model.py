@@ -24,8 +24,7 @@ from nodeagent.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nodeagent.eviction.plan.readings import ThresholdStatus
-    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.model.pressure import MemoryCounters, NodeMemory, Observation
 
 STALL_PERCENT: Final = 5.0

@@ -16,11 +16,10 @@ from nodeagent.eviction.plan.local_storage import (
 from nodeagent.eviction.plan.memory_model import is_cache_in_use
 from nodeagent.eviction.plan.policy import Protection
 from nodeagent.eviction.plan.ranking import Eviction, Placement, not_there_reason, rank_pods
-from nodeagent.eviction.plan.readings import validate
 from nodeagent.eviction.plan.reclaim import reclaim_steps, shortage_of
 from nodeagent.eviction.plan.relief import drives_shortage, measure_growth, no_relief_reasons, unrelieved
 from nodeagent.eviction.plan.state import limit_reached
-from nodeagent.eviction.plan.thresholds import MEANINGS
+from nodeagent.eviction.plan.thresholds import MEANINGS, validate
 from nodeagent.model.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.model.pressure import Resource
 from nodeagent.record import Record, replace
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.local_storage import Violation
     from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.ranking import RankedPod
-    from nodeagent.eviction.plan.readings import ThresholdStatus, ValidatedReadings
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.relief import Unrelieved
     from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus, ValidatedReadings
     from nodeagent.model.decision import Detail
     from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem, PodFacts, Signal
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from nodeagent.eviction.plan.policy import EvictionPolicy
-    from nodeagent.eviction.plan.readings import ThresholdStatus
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.state import Evaluation
+    from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.model.decision import Reason
     from nodeagent.model.pressure import FilesystemLayout, Observation, OtherImageFilesystem, PodFacts
 

@@ -24,8 +24,7 @@ from nodeagent.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from nodeagent.eviction.plan.readings import ThresholdStatus
-    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.model.decision import Detail
     from nodeagent.model.pressure import Fact, LayerUsage, OtherImageFilesystem, PodFacts, PodUsage
 

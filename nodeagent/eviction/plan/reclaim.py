@@ -23,8 +23,7 @@ from nodeagent.record import replace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from nodeagent.eviction.plan.readings import ThresholdStatus
-    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.model import Container, NodeSnapshot
     from nodeagent.model.node import LogSpace
     from nodeagent.model.pressure import Observation, OtherImageFilesystem

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.ranking import Placement, RankedPod
-    from nodeagent.eviction.plan.readings import ThresholdStatus
+    from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.model.decision import Detail
     from nodeagent.model.pressure import Moment, Observation, PodFacts, PodUsage
 

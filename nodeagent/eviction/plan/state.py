@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.eviction.plan.readings import ThresholdStatus, validate
-from nodeagent.eviction.plan.thresholds import MEANINGS, in_order
+from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus, in_order, validate
 from nodeagent.model.decision import Reason, ReasonCode
 from nodeagent.model.pressure import NodeCondition, Signal
 from nodeagent.record import Record, field, replace
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
 
     from nodeagent.eviction.plan.effects import OutstandingEffect, Victim
     from nodeagent.eviction.plan.policy import EvictionPolicy
-    from nodeagent.eviction.plan.readings import Rejection
     from nodeagent.eviction.plan.relief import Unrelieved, UsageSample
-    from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.eviction.plan.thresholds import Rejection, Threshold
     from nodeagent.model.pressure import Measurand, Moment, Observation
 
 RECENT_S: Final = 2.0

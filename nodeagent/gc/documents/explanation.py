@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from nodeagent.api.codec import Document, Part
-from nodeagent.api.common import Reason, RecordedReason
+from nodeagent.api.common import Document, Part, Reason, RecordedReason
 from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.documents.passes import Decision, decision_fields
 from nodeagent.record import Time, equal_fields

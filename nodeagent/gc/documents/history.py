@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
 
-from nodeagent.api.codec import Document, Number, Part
-from nodeagent.api.common import RecordedReason
+from nodeagent.api.common import Document, Number, Part, RecordedReason
 from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 from nodeagent.text import raw_bytes

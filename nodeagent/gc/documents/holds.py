@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from nodeagent.api.codec import Document, Part
+from nodeagent.api.common import Document, Part
 from nodeagent.gc.plan.keep_rules import holds_in_force, left_in_boot_s
 from nodeagent.model import ALL_IMAGES, TRUSTED
 from nodeagent.record import Time, equal_fields

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from nodeagent.api.codec import Document, Part
-from nodeagent.api.common import Filesystem, Reason, Runtime
+from nodeagent.api.common import Document, Filesystem, Part, Reason, Runtime
 from nodeagent.model.decision import Accounting, Verdict
 from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId

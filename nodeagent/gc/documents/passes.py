@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import UNSET, UnsetType
 
-from nodeagent.api import codec
-from nodeagent.api.codec import Document, Number, Part
-from nodeagent.api.common import Filesystem, Reason, Runtime
+from nodeagent.api import common as codec
+from nodeagent.api.common import Document, Filesystem, Number, Part, Reason, Runtime
 from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan import breakdown as storage_breakdown

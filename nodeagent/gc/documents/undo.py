@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.api.codec import Document, Number, Part, encode_line
-from nodeagent.api.common import Filesystem, RecordedReason, Runtime
+from nodeagent.api.common import Document, Filesystem, Number, Part, RecordedReason, Runtime, encode_line
 from nodeagent.gc.documents.passes import Decision, Drift, Preview, Report
 from nodeagent.gc.plan import saved_plan
 from nodeagent.gc.restore import UndoResult, by_image

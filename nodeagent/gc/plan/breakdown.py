@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.image_users import find_users
 from nodeagent.model import ContainerState, PieceKind, ReferenceKind
-from nodeagent.pods.plan.groups import sandbox_name
+from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import Record
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from nodeagent.model import ContainerState, Role
 from nodeagent.model.clock import clock_untrusted, earlier
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
 from nodeagent.pods.plan.deletion import check_pods, contradiction, pod_uid_of
-from nodeagent.pods.plan.groups import sandbox_name
+from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import replace
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from nodeagent.gc.plan.images import plan_image_gc, unused_since
 from nodeagent.gc.plan.keep_rules import keep_reasons
 from nodeagent.model.decision import ItemKind, ReasonCode, Verdict
 from nodeagent.pods.plan.deletion import PodDeletionStatus, check_pods
-from nodeagent.pods.plan.groups import sandbox_name
+from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import Record, replace
 from nodeagent.text import escape
 from nodeagent.units import format_bytes, format_duration

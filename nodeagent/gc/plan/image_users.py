@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.last_result import keep_last_result
 from nodeagent.model import ContainerState
 from nodeagent.model.decision import Reason, ReasonCode
-from nodeagent.pods.plan.groups import sandbox_name
+from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import Record
 
 if TYPE_CHECKING:

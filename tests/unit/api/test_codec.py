@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import nodeagent
-from nodeagent.api import codec
-from nodeagent.api.codec import (
+from nodeagent.api import common as codec
+from nodeagent.api.common import (
     Document,
     DocumentError,
     decode,

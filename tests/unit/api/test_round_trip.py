@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.api.codec import decode, encode
+from nodeagent.api.common import decode, encode
 from nodeagent.gc.documents.history import History
 from nodeagent.gc.documents.holds import HoldList
 from nodeagent.gc.documents.passes import DiskUsage, Preview

@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from nodeagent.api.codec import Document, decode, encode
+from nodeagent.api.common import Document, decode, encode
 from nodeagent.cli import control_client
 from nodeagent.cli.du import breakdown_lines
 from nodeagent.cli.evict import eviction_lines

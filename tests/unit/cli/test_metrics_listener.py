@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.cli.doctor import metrics_finding
 from nodeagent.doctor.plan.node import Verdict
-from nodeagent.model.access import TlsFiles
+from nodeagent.model.kubernetes import TlsFiles
 from nodeagent.record import replace
 from nodeagent.settings.endpoints import Listen, MetricsSettings
 from nodeagent.settings.loading import checked

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.api import requests
 from nodeagent.api.client import ControlClient
-from nodeagent.api.codec import decode, encode_line
+from nodeagent.api.common import decode, encode_line
 from nodeagent.daemon.report_document import Fleet, NodeReport
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.node import node_name

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.api.codec import decode, encode, encode_line
+from nodeagent.api.common import decode, encode, encode_line
 from nodeagent.daemon.report_document import Fleet, FleetGroup, NodeReport, PlannedPass, PlannedRemovals
 from nodeagent.gc.documents.passes import Preview
 from nodeagent.gc.pass_state import plans_for

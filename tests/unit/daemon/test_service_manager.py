@@ -17,9 +17,8 @@ import pytest
 
 from nodeagent.daemon import service_manager as service
 from nodeagent.daemon import supervisor
-from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.context import DaemonContext, Effect
 from nodeagent.daemon.control.server import ControlUnavailableError, refuse_second_agent
-from nodeagent.daemon.reload_effect import Effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differences, read_again
 from nodeagent.errors import ConfigError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.lock import daemon_lock
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nodeagent.daemon.reload_effect import Reloaded
+    from nodeagent.daemon.context import Reloaded
     from nodeagent.settings.settings import Settings
 
 

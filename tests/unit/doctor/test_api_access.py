@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from nodeagent.cli.doctor import cluster_findings
 from nodeagent.cluster.plan.rules import RULES, SETTINGS, access_reviews, role_documents, rules_for
 from nodeagent.doctor.api_access import read_api_access, read_pod_access
-from nodeagent.doctor.plan.api_access import check_api_access, check_pod_access
-from nodeagent.doctor.plan.node import Finding, Verdict
+from nodeagent.doctor.plan.node import Finding, Verdict, check_api_access, check_pod_access
 from nodeagent.kube.api_credentials import expiry
-from nodeagent.model.access import ApiAccess
-from nodeagent.model.kubernetes import Machine
+from nodeagent.model.kubernetes import ApiAccess, Machine
 from nodeagent.settings.loading import load
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, TOKEN, ApiServer, serving_api

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.api.codec import DocumentError
+from nodeagent.api.common import DocumentError
 from nodeagent.eviction.documents import RecordedEviction
 
 RANKED = {"rank": 1, "name": "shop/big", "usage": 500, "request": 100, "priority": 0, "reason": "low-on-resource"}

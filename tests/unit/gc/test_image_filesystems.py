@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.api import codec
+from nodeagent.api import common as codec
 from nodeagent.errors import ObservationError
 from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.eviction.reclaimer import Reclaimer

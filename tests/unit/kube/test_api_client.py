@@ -18,8 +18,7 @@ import yaml
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError
 from nodeagent.kube.api_client import ApiClient, ApiRequest, tls_context
 from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
-from nodeagent.model.access import ApiAccess
-from nodeagent.model.kubernetes import Node
+from nodeagent.model.kubernetes import ApiAccess, Node
 from nodeagent.record import replace
 from tests.support.api_server import NODES, TOKEN, ApiServer, Fault, serving_api
 from tests.support.certificates import Authority

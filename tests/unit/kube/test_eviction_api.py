@@ -12,7 +12,7 @@ from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
 from nodeagent.eviction.api_evictor import EvictionApi
 from nodeagent.kube.api_client import ApiClient
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.model.access import ApiAccess
+from nodeagent.model.kubernetes import ApiAccess
 from tests.support.api_pods import pod
 from tests.support.api_server import ApiServer, Fault, serving_api
 

@@ -16,7 +16,7 @@ import pytest
 from nodeagent.errors import ConfigError, ObservationError
 from nodeagent.host.sockets import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
-from nodeagent.model.access import KubeletAccess
+from nodeagent.model.kubernetes import KubeletAccess
 from tests.support.kubelet_api import FORBIDDEN, LIST, POD, Answer, kubelet
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
 from nodeagent.kube.api_client import ApiClient, ApiRequest, ApiStream
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.model.access import ApiAccess
+from nodeagent.model.kubernetes import ApiAccess
 from nodeagent.pods import pod_api
 from nodeagent.pods.plan.watch import EventKind
 from nodeagent.pods.pod_api import PAGE_SIZE, PodApi, PodWatch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.errors import ObservationError
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
 from nodeagent.model import Role
-from nodeagent.model.access import KubeletAccess
+from nodeagent.model.kubernetes import KubeletAccess
 from nodeagent.pods.reader import PodReader, PodSettings
 from tests.sim import workload
 from tests.support.kernel_tree import add_cgroup
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.model.access import KubeletAccess
+    from nodeagent.model.kubernetes import KubeletAccess
     from nodeagent.model.pods import PodInventory, PodSpec
     from nodeagent.model.pressure import PodFacts
     from nodeagent.pods.watched import WatchedPods

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
-from nodeagent.model.access import TlsFiles
+from nodeagent.model.kubernetes import TlsFiles
 from nodeagent.settings.endpoints import DEFAULT_LISTEN, Listen, MetricsSection, MetricsSettings, parse_listen
 from nodeagent.settings.models import Config
 

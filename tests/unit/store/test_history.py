@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from nodeagent.api.codec import encode
+from nodeagent.api.common import encode
 from nodeagent.errors import StoreError
 from nodeagent.gc.documents.history import History as HistoryDocument
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod

@@ -90,7 +90,7 @@ async def test_lookups_of_closed_requests_occupy_one_thread_and_root_is_answered
 
 _PREVIEW, _LISTS, _GC = (
     "nodeagent.gc.pass_state.",
-    "nodeagent.gc.documents.list_readings.",
+    "nodeagent.gc.documents.readings.",
     "nodeagent.gc.documents.readings.",
 )
 _READINGS = "nodeagent.daemon.control.service."

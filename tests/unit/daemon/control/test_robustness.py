@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.api import requests as api
-from nodeagent.api.codec import encode
+from nodeagent.api.common import encode
 from nodeagent.api.operations import LARGE_BODY_BYTES, OPERATIONS, SMALL_BODY_BYTES
 from nodeagent.api.requests import request_type
 from nodeagent.daemon.control import server as control

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodeagent.api import requests as api
-from nodeagent.api.codec import Document, decode, encode
+from nodeagent.api.common import Document, decode, encode
 from nodeagent.api.operations import OPERATIONS, Access
 from nodeagent.cli.status_view import status_view
 from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, Version

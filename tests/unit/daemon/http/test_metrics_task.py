@@ -30,7 +30,7 @@ from tests.support.manual_clock import ManualClock
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nodeagent.model.access import TlsFiles
+    from nodeagent.model.kubernetes import TlsFiles
 
 WITHIN_S = 30
 GET_METRICS = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsCertificate
 from nodeagent.errors import ConfigError
 from nodeagent.host.server_certificate import server_context
-from nodeagent.model.access import TlsFiles
+from nodeagent.model.kubernetes import TlsFiles
 from nodeagent.record import replace
 from nodeagent.settings.endpoints import Listen
 from tests.support.certificates import Authority

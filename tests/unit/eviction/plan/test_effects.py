@@ -26,9 +26,9 @@ from nodeagent.eviction.plan.effects import (
     withholding,
 )
 from nodeagent.eviction.plan.ranking import Placement
-from nodeagent.eviction.plan.readings import ThresholdStatus
 from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep, Shortage, shortage_of
 from nodeagent.eviction.plan.state import EvictionState, begin_eviction, drop_eviction, evaluate
+from nodeagent.eviction.plan.thresholds import ThresholdStatus
 from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Signal
 from nodeagent.record import replace
 from tests.unit.builders import MIB

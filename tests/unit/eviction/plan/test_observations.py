@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.eviction.plan.readings import validate
+from nodeagent.eviction.plan.thresholds import validate
 from tests.unit.eviction.plan.cases import at, evaluated, read
 
 if TYPE_CHECKING:

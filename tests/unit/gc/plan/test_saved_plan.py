@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.api.codec import encode
+from nodeagent.api.common import encode
 from nodeagent.gc.documents.undo import encode_saved_plan
 from nodeagent.gc.pass_state import Preview, plans_for_saved
 from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nodeagent.model import Container, ContainerState, Sandbox
 from nodeagent.model.pods import ContainerSpec, ContainerTraits, PodSpec, RuntimePod
 from nodeagent.pods.plan.definitions import SpecIndex
-from nodeagent.pods.plan.facts import merge_facts
-from nodeagent.pods.plan.groups import group_pods
+from nodeagent.pods.plan.facts import group_pods, merge_facts
 from tests.unit.builders import MIB, ago
 
 if TYPE_CHECKING:
