@@ -116,7 +116,8 @@ def _environment() -> dict[str, str]:
 def _serve(role: Role) -> None:
     """Run the commands given on standard input as the user of a role; the commands have an empty standard input."""
     import_all()  # as root, since the user may have no access to the checkout
-    importlib.import_module("importlib.metadata")  # imported by libraries at their first use
+    for each in ("importlib.metadata", "getpass"):  # imported at their first use
+        importlib.import_module(each)
     for words in (
         ()
         if role.uid == 0

@@ -32,7 +32,7 @@ def _reading(cell: str) -> str:
 
 
 def _age(cell: str) -> str:
-    return _SHORT_AGE.sub("9s", cell)
+    return _SHORT_AGE.sub("9s", re.sub(r"^now(?= )", "9s ", cell))  # beside the rest of a cut column
 
 
 _CELLS: Final[Mapping[str, Callable[[str], str]]] = {

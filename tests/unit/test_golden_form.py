@@ -15,6 +15,11 @@ def test_tables_of_different_readings_are_equal_and_in_columns() -> None:
     assert normalised(short) == normalised(long) == expected
 
 
+def test_ages_beside_the_rest_of_a_cut_column_are_equal() -> None:
+    tables = (f"IMAGE  LAST USED  DETECT…\na      none seen  {age}…\n" for age in ("now   ", "3s    "))
+    assert {normalised(each) for each in tables} == {"IMAGE  LAST USED  DETECT…\na      none seen  9s    …\n"}
+
+
 def test_bars_of_different_shares_are_equal() -> None:
     low = "SIGNAL  USED         STATE\nnodefs  ░░░░░░   1%  ok\n"
     high = "SIGNAL  USED         STATE\nnodefs  ██████ 100%  ok\n"
