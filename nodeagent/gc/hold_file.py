@@ -52,7 +52,7 @@ class HoldFile:
     def __init__(self, directory: Path) -> None:
         """Store the holds in ``directory``, which is created with the first hold."""
         hint = "repair the file, or remove it to remove all holds"
-        self._file = JsonFile(directory / FILE_NAME, SchemaId.HOLDS_FILE, _Contents, name="holds", hint=hint)
+        self._file = JsonFile(directory / FILE_NAME, SchemaId.HOLDS_FILE, _Contents, name="holds", hint=hint, indent=2)
 
     def read(self) -> tuple[Hold, ...]:
         """Return all holds, expired ones included.

@@ -31,7 +31,16 @@ class JsonFile(Generic[T]):
         path: the file.
     """
 
-    def __init__(self, path: Path, schema: SchemaId, kind: type[T], *, name: str = "", hint: str = "") -> None:
+    def __init__(  # noqa: PLR0913 - the properties of a file
+        self,
+        path: Path,
+        schema: SchemaId,
+        kind: type[T],
+        *,
+        name: str = "",
+        hint: str = "",
+        indent: int | None = None,
+    ) -> None:
         """Use a file, whose directory is created by the first write.
 
         Args:
@@ -40,12 +49,14 @@ class JsonFile(Generic[T]):
             kind: class of the record.
             name: name of the content for error messages.
             hint: what an unreadable file means, or what to do, for error messages.
+            indent: indentation of a file that operators may repair; ``None`` for one line.
         """
         self.path = path
         self._schema = schema.value
         self._kind = kind
         self._shown = f"{name} {path}".lstrip()
         self._hint = f"; {hint}" if hint else ""
+        self._indent = indent
 
     def read(self) -> T | None:
         """Return the stored record; ``None`` if the file does not exist.
@@ -80,4 +91,4 @@ class JsonFile(Generic[T]):
 
     def text_of(self, record: T) -> str:
         """Return the content of the file for a record."""
-        return to_json({"schema": self._schema} | msgspec.to_builtins(record)) + "\n"
+        return to_json({"schema": self._schema} | msgspec.to_builtins(record), indent=self._indent) + "\n"
