@@ -567,7 +567,7 @@ class ShutdownInProgress:
         if self._run.list_problem:
             self._logger.warning("shutdown_pods_outdated", error=self._run.list_problem)
         await self._writer.finish()
-        await asyncio.to_thread(self._recorder.close, stop)
+        await _write_to_end(self._recorder.close, stop)
         if stop.end is StopEnd.COMPLETE:
             await self._run.stop_sandboxes(_SANDBOXES_S)
         return stop
@@ -575,7 +575,7 @@ class ShutdownInProgress:
     async def interrupt(self) -> None:
         """Record the progress for the next agent process, which resumes the shutdown."""
         await self._writer.finish()
-        await asyncio.to_thread(self._recorder.write, self.stop)
+        await _write_to_end(self._recorder.write, self.stop)
 
     def _elapsed_ms(self) -> int:
         return elapsed_since(self._started_s, self._clock.monotonic_s())
@@ -652,6 +652,15 @@ class _ProgressWriter:
                     await self._dirty.wait()
             self._dirty.clear()
             await asyncio.to_thread(self._recorder.write, self._progress())
+
+
+async def _write_to_end(write: Callable[[NodeStop], None], stop: NodeStop) -> None:
+    """Write a record in a thread; wait for the thread even if cancelled, since it would overwrite a later record."""
+    writing = asyncio.create_task(asyncio.to_thread(write, stop))
+    try:
+        await asyncio.shield(writing)
+    finally:
+        await asyncio.wait({writing})
 
 
 def shifted(pod: StoppedPod, by_ms: int) -> StoppedPod:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -354,6 +355,31 @@ async def test_loss_of_the_bus_or_logind_during_a_shutdown_interrupts_no_phase(p
             place.bus.start()
     assert place.outcomes()["dns"] == "stopped"
     assert place.running() == set()
+
+
+async def test_cancellation_during_the_last_write_of_a_shutdown_is_the_recorded_end(place: Place) -> None:
+    place.pod("web")
+    other_end = threading.Event()
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        other = await other_lock(place)
+        close = daemon.inhibitor.recorder.close
+
+        def slow_close(stop: NodeStop) -> None:
+            if stop.end is StopEnd.COMPLETE:
+                other_end.wait(0.5)
+                close(stop)
+            else:
+                close(stop)
+                other_end.set()
+
+        daemon.inhibitor.recorder.close = slow_close  # type: ignore[method-assign]
+        place.login1.request_shutdown()
+        await daemon.until("shutdown_finished")
+        place.login1.cancel_shutdown()
+        os.close(other)
+        await daemon.until(other_end.is_set)
+    assert place.recorded_end() is StopEnd.CANCELLED
 
 
 async def test_complete_shutdown_is_recorded_as_cancelled_after_a_cancellation(place: Place) -> None:
