@@ -118,7 +118,7 @@ def test_loopback_connections_of_a_user_starve_neither_probes_nor_scrapes(
                 connections.pop(0).close()
 
     with simulated_daemon(tmp_path, metrics=f"127.0.0.1:{port}") as daemon:
-        assert scrape(port, "/healthz") == 200
+        poll("metrics listener", lambda: scrape(port, "/healthz") == 200)  # it starts after the control socket
         pid = attacker.start(occupy)
         try:
             os.close(ready)
