@@ -25,6 +25,14 @@ ROOT = Path(__file__).parents[3]
 HANGUP = 1 << (signal.SIGHUP - 1)
 
 
+@pytest.fixture(autouse=True)
+def default_hangup() -> Iterator[None]:
+    """Give SIGHUP its default action, which a child process inherits; a test run under nohup ignores SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("n")
