@@ -85,9 +85,13 @@ def test_pod_runs_and_writes_a_log(pods: Pods, apps: images.Archive, tmp_path: P
 
 def test_container_is_stopped_and_removed(pods: Pods, apps: images.Archive) -> None:
     sandbox = pods.run_sandbox("brief")
-    container = pods.run_container(sandbox, "main", apps.tags[0])
+    command = ("/bin/sh", "-c", "trap 'exit 0' TERM; echo ready; while :; do sleep 1000 & wait $!; done")
+    container = pods.run_container(sandbox, "main", apps.tags[0], command)
+    log = container.log_file
+    assert log is not None
+    reclaim.poll("the container handles SIGTERM", lambda: log.exists() and "ready" in log.read_text())
     pods.stop(container, grace_s=10)
-    assert pods.wait_exited(container).exit_code == 0  # the container exits on SIGTERM
+    assert pods.wait_exited(container).exit_code == 0
     pods.remove_container(container)
     assert container.id not in {one.id for one in pods.list_containers()}
     pods.remove_sandbox(sandbox)
