@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from io import BufferedReader
     from os import PathLike
-    from pathlib import Path
 
 _RANDOM_BYTES = 4
 

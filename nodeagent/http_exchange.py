@@ -6,13 +6,13 @@ server reads an asyncio stream.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import h11
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable, Iterator
 
 PART_BYTES: Final = 1 << 16
 _BEGIN: Final = b"HTTP/1."

@@ -9,11 +9,9 @@ which operators would have to learn.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final, Protocol
 
 MAX_CHARACTERS: Final = 512
 MAX_GLOB_CHARACTERS: Final = 256

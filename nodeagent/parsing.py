@@ -7,12 +7,11 @@ quadratic in its length, and values that contradict their tag raise errors of an
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import yaml
 
 _MAX_NODES: Final = 10_000

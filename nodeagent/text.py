@@ -15,11 +15,9 @@ change it. The original of an escape is therefore ambiguous; ids identify the it
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Final
 
 # Regular expressions are compiled on first use: most commands print only ASCII text.
 _SHORT: Final = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}

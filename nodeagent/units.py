@@ -7,11 +7,9 @@ Quantities have the form of Kubernetes (``100Mi``, ``1.5Gi``, ``2G``, ``500k``),
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from datetime import datetime
+from typing import Final
 
 USEC_INFINITY: Final = 2**64 - 1
 """Value for "no limit" of systemd properties in microseconds. Source: systemd.time(7), ``infinity``."""

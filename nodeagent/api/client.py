@@ -8,11 +8,12 @@ import socket
 import stat
 import struct
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import __version__
-from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
+from nodeagent.api.operations import OPERATIONS, Operation, ProblemType, path_variables
 from nodeagent.config.paths import read_socket_path
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 from nodeagent.host.sockets import read_peer
@@ -21,10 +22,8 @@ from nodeagent.parsing import parse_json
 from nodeagent.text import encodable, escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from os import PathLike
 
-    from nodeagent.api.operations import Operation
 
 ANSWER_WITHIN_S: Final = 30.0
 _PROBE_WITHIN_S: Final = 5.0

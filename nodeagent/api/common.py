@@ -8,23 +8,19 @@ both.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, convert, structs
 
 from nodeagent.errors import NodeAgentError
-from nodeagent.model import FsObservation, Role
+from nodeagent.model import FsObservation, NodeSnapshot, Role, decision
 from nodeagent.model.decision import ReasonCode, sentence_of
 from nodeagent.record import Time, equal_fields
 from nodeagent.text import escape_lines, to_json
 from nodeagent.units import format_time
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nodeagent.model import NodeSnapshot, decision
 
 
 class DocumentError(NodeAgentError):

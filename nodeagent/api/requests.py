@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from nodeagent.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 LONGEST_TEXT: Final = 4096
 """Maximum length of a text in a request, in characters."""

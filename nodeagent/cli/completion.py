@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import typer
 
 from nodeagent.cli.completion_values import WITHIN_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FILES: Final = ":files"
 _MOST_VALUES: Final = 2000

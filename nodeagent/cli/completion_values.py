@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import typer  # noqa: TC002 - typer reads the annotations of the functions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 WITHIN_S: Final = 1.5
 """Time limit of a completion, in seconds."""

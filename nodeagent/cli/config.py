@@ -6,6 +6,8 @@ import difflib
 import stat
 import sys
 import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.api.common import encode, to_builtins
@@ -30,8 +32,6 @@ from nodeagent.text import Cut
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 _MODE: Final = 0o644
 """Mode of a new configuration file, the same as in ``nodeagent install``."""

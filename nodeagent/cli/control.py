@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 from nodeagent.api.common import decode_fields, encode, encode_line
 from nodeagent.api.requests import TEXT_FORM, is_text
@@ -12,17 +14,11 @@ from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, say, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import duration_s
-from nodeagent.daemon.control_documents import Paused, Reload, Resumed, Triggered
+from nodeagent.daemon.control_documents import Effect, Paused, Reload, Resumed, Triggered
 from nodeagent.errors import UsageError
 from nodeagent.loops.pause_file import LONGEST_PAUSE_S
 from nodeagent.text import escape
 from nodeagent.units import format_bytes, format_duration, format_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from nodeagent.daemon.control_documents import Effect
 
 _TRIGGER_WITHIN_S: Final = 960.0
 _RELOAD_WITHIN_S: Final = 90.0

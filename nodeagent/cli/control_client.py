@@ -6,21 +6,17 @@ The module has few imports, since import time dominates the run time of the comm
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
 
 from nodeagent import __version__
 from nodeagent.api.client import ANSWER_WITHIN_S, ControlClient, DaemonAbsentError, DaemonRefusedError
-from nodeagent.api.common import DocumentError, decode
+from nodeagent.api.common import Document, DocumentError, decode
 from nodeagent.config.paths import has_settings, read_socket_path
 from nodeagent.errors import NodeAgentError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from nodeagent.api.common import Document
-
-    D = TypeVar("D", bound=Document)
+D = TypeVar("D", bound=Document)
 
 T = TypeVar("T")
 

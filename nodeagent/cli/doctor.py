@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
@@ -22,47 +23,9 @@ from nodeagent.cluster.plan.workloads import IN_CLUSTER
 from nodeagent.config.files import UNTRUSTED
 from nodeagent.daemon import control_documents as diagnostics
 from nodeagent.daemon.documents import Status
-from nodeagent.doctor.host_facts import (
-    has_journald,
-    hides,
-    probe_directory,
-    read_cgroup_controllers,
-    read_clock_synchronised,
-    read_psi_resources,
-    read_unit_exposure,
-    read_writable_cgroups,
-)
+from nodeagent.doctor import host_facts
+from nodeagent.doctor.plan import node
 from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
-from nodeagent.doctor.plan.node import (
-    API_CHECK,
-    MEMORY_CHECK,
-    Finding,
-    Verdict,
-    check_agent,
-    check_api_access,
-    check_cache_reclaim,
-    check_certificate,
-    check_cgroups,
-    check_clock,
-    check_control_group,
-    check_delay,
-    check_image_filesystem,
-    check_image_removal,
-    check_image_use,
-    check_listener,
-    check_lock,
-    check_memory_thresholds,
-    check_pod_access,
-    check_refused,
-    check_role,
-    check_sandbox_image,
-    check_snapshotter,
-    check_split,
-    check_stalls,
-    check_state,
-    check_stores,
-    denied,
-)
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
 from nodeagent.gc.hold_file import HoldFile
@@ -75,7 +38,7 @@ from nodeagent.host.node import node_name
 from nodeagent.host.server_certificate import read_certificate, server_context
 from nodeagent.host.sockets import group_number
 from nodeagent.kube.api_credentials import expiry
-from nodeagent.model import Role
+from nodeagent.model import Image, NodeSnapshot, Role
 from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.pods.role import read_role
 from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
@@ -87,18 +50,15 @@ from nodeagent.store.sqlite import fault_of
 from nodeagent.text import display_width
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from nodeagent.gc.agent import Agent
     from nodeagent.host.dbus import LogindFacts
-    from nodeagent.model import Image, NodeSnapshot
     from nodeagent.runtime.cri_messages import ImageFsInfo
     from nodeagent.settings.settings import Settings
 
     Fix = Callable[[Settings], None]
 
 
-def cluster_findings(settings: Settings) -> Iterator[Finding]:
+def cluster_findings(settings: Settings) -> Iterator[node.Finding]:
     """Yield the findings on TLS trust, credentials, RBAC rules and watched pods; nothing without an API server."""
     access = settings.kubernetes.access
     if access is None:
@@ -108,10 +68,12 @@ def cluster_findings(settings: Settings) -> Iterator[Finding]:
     name = node_name(settings.kubelet.node_name)
     used = [each for each in SETTINGS if getattr(settings.kubernetes, each)]
     if not used:
-        yield Finding(API_CHECK, Verdict.SKIPPED, f"no setting uses the API server: {', '.join(SETTINGS)}")
+        yield node.Finding(
+            node.API_CHECK, node.Verdict.SKIPPED, f"no setting uses the API server: {', '.join(SETTINGS)}"
+        )
         return
     facts = run_async(read_api_access(access, name, used))
-    yield check_api_access(
+    yield node.check_api_access(
         facts.error,
         facts.missing,
         facts.expires_at,
@@ -122,13 +84,13 @@ def cluster_findings(settings: Settings) -> Iterator[Finding]:
         in_pod=str(access.token_file) == IN_CLUSTER["token_file"],
     )
     if settings.kubernetes.watch_pods and not facts.error:
-        yield check_pod_access(*run_async(read_pod_access(access, name)))
+        yield node.check_pod_access(*run_async(read_pod_access(access, name)))
 
 
 UNIT: Final = "nodeagent.service"
 
 
-def memory_finding(settings: Settings, root: Path) -> Finding:
+def memory_finding(settings: Settings, root: Path) -> node.Finding:
     """Return the finding on whether the memory thresholds match the memory of the node."""
     eviction = settings.eviction
     observations, unread = read_signals(
@@ -136,22 +98,22 @@ def memory_finding(settings: Settings, root: Path) -> Finding:
     )
     reading = next((each for each in observations if each.signal is Signal.MEMORY_AVAILABLE), None)
     if reading is None:
-        return Finding(MEMORY_CHECK, Verdict.SKIPPED, "; ".join(unread))
+        return node.Finding(node.MEMORY_CHECK, node.Verdict.SKIPPED, "; ".join(unread))
     estimate = eviction.kernel_estimate or eviction.memory_source is MemorySource.MEM_AVAILABLE
-    return check_memory_thresholds(eviction.thresholds, reading, kernel_estimate=estimate)
+    return node.check_memory_thresholds(eviction.thresholds, reading, kernel_estimate=estimate)
 
 
-def cache_finding(settings: Settings) -> Finding:
+def cache_finding(settings: Settings) -> node.Finding:
     """Return the finding on whether page cache can be reclaimed before a pod is evicted for memory."""
     eviction = settings.eviction
     off = eviction.off_because(Role.STANDALONE) or ("" if eviction.reclaim_cache else "eviction.reclaim = false")
-    return check_cache_reclaim(off, writable=None if off else read_writable_cgroups(UNIT))
+    return node.check_cache_reclaim(off, writable=None if off else host_facts.read_writable_cgroups(UNIT))
 
 
-def metrics_finding(settings: Settings) -> Finding:
+def metrics_finding(settings: Settings) -> node.Finding:
     """Return the finding on the listen address of the metrics and on the TLS certificate files."""
     listen, files = settings.metrics.endpoint
-    listener = check_listener(
+    listener = node.check_listener(
         "" if listen is None else listen.text,
         is_remote=listen is not None and listen.is_remote,
         has_tls=files is not None,
@@ -163,8 +125,8 @@ def metrics_finding(settings: Settings) -> Finding:
         server_context(files)
         expires_at = expiry(read_certificate(files))
     except ConfigError as error:
-        return check_certificate(listener, str(error), None, SystemClock().now())
-    return check_certificate(listener, "", expires_at, SystemClock().now())
+        return node.check_certificate(listener, str(error), None, SystemClock().now())
+    return node.check_certificate(listener, "", expires_at, SystemClock().now())
 
 
 _STATUS_WITHIN_S: Final = 20
@@ -175,17 +137,17 @@ _MAXIMUM_EXPOSURE: Final = 3.0
 """Maximum of ``systemd-analyze security``: the shipped unit has 1.8; a drop-in that removes sandboxing exceeds it."""
 
 
-def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Finding]:
+def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[node.Finding]:
     """Yield the findings of every check; a check that fails yields a warning with the cause.
 
     Without ``is_root``, a fact that the user has no permission to read is reported as a warning, not as a problem.
     """
     directory = settings.state_directory
     state_denied = "" if is_root else access_problem(directory)
-    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+    checks: dict[str, Callable[[], Iterable[node.Finding]]] = {
         "runtime": lambda: runtime_findings(settings),
-        "cgroups": lambda: [check_cgroups(read_cgroup_controllers(root))],
-        "pressure-stalls": lambda: [check_stalls(read_psi_resources(root))],
+        "cgroups": lambda: [node.check_cgroups(host_facts.read_cgroup_controllers(root))],
+        "pressure-stalls": lambda: [node.check_stalls(host_facts.read_psi_resources(root))],
         "memory-thresholds": lambda: [memory_finding(settings, root)],
         "cache-reclaim": lambda: [cache_finding(settings)],
         "logind-delay": lambda: shutdown_findings(settings, root),
@@ -203,14 +165,14 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Fin
     }
     for name, check in checks.items():
         if state_denied and name in _OF_STATE:
-            yield denied(name, state_denied)
+            yield node.denied(name, state_denied)
             continue
         try:
             for finding in check():
                 is_denied = not is_root and finding.fix and _DENIED in finding.evidence.lower()
-                yield denied(finding.check, finding.evidence) if is_denied else finding
+                yield node.denied(finding.check, finding.evidence) if is_denied else finding
         except (NodeAgentError, OSError, ValueError) as error:
-            yield Finding(name, Verdict.WARNING, f"check failed: {error}", "run the check again")
+            yield node.Finding(name, node.Verdict.WARNING, f"check failed: {error}", "run the check again")
 
 
 def access_problem(directory: Path) -> str:
@@ -225,48 +187,53 @@ def access_problem(directory: Path) -> str:
     return "" if usable else f"{_DENIED}: {directory}"
 
 
-def agent_findings(settings: Settings) -> Iterator[Finding]:
+def agent_findings(settings: Settings) -> Iterator[node.Finding]:
     """Yield the readiness of the running agent, and whether the group of the control socket exists."""
     control = settings.control
     if control.socket is None:
-        yield Finding("agent", Verdict.SKIPPED, 'control API disabled: control.socket = ""')
+        yield node.Finding("agent", node.Verdict.SKIPPED, 'control API disabled: control.socket = ""')
         return
     try:
         status = connect(control.socket).call("Status", Status, within_s=_STATUS_WITHIN_S)
     except DaemonRefusedError as error:
-        yield denied("agent", str(error))
+        yield node.denied("agent", str(error))
     except DaemonUnavailableError as error:
-        yield check_agent(str(error), (), None)
+        yield node.check_agent(str(error), (), None)
     else:
         agent = status.agent
-        yield check_agent("", agent.problems, agent.pid if isinstance(agent.pid, int) else None)
+        yield node.check_agent("", agent.problems, agent.pid if isinstance(agent.pid, int) else None)
         for statement in status.unrelieved:
-            yield Finding(
-                "shortage", Verdict.PROBLEM, statement, "free the resource manually; see nodeagent du --details and top"
+            yield node.Finding(
+                "shortage",
+                node.Verdict.PROBLEM,
+                statement,
+                "free the resource manually; see nodeagent du --details and top",
             )
-    yield check_control_group(control.group, group_number(control.group) is not None)
+    yield node.check_control_group(control.group, group_number(control.group) is not None)
 
 
 # ---- runtime
 
 
-def runtime_findings(settings: Settings) -> Iterator[Finding]:
+def runtime_findings(settings: Settings) -> Iterator[node.Finding]:
     """Yield the findings on the runtime, its images and its filesystems."""
     try:
         yield from run_async(_query_runtime(settings))
     except NodeAgentError as error:
-        yield Finding("runtime", Verdict.PROBLEM, str(error), "systemctl status containerd; or set runtime.endpoint")
+        yield node.Finding(
+            "runtime", node.Verdict.PROBLEM, str(error), "systemctl status containerd; or set runtime.endpoint"
+        )
 
 
-async def _query_runtime(settings: Settings) -> list[Finding]:
+async def _query_runtime(settings: Settings) -> list[node.Finding]:
     async with open_for_command(settings, record=False) as agent:
         info = await agent.cri.version()
         status = await agent.cri.status()
         snapshot = await agent.observer.observe(Scope.ALL)
         findings = [
-            Finding(
+            node.Finding(
                 "runtime",
-                Verdict.OK if status.ready else Verdict.PROBLEM,
+                node.Verdict.OK if status.ready else node.Verdict.PROBLEM,
                 "; ".join([f"{info.name} {info.version}, CRI {info.api_version}", *status.problems]),
                 "" if status.ready else "runtime not ready: see its log, such as journalctl -u containerd",
             )
@@ -277,7 +244,7 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
         # some versions of containerd do not derive from the label.
         pinned = {each.id for each in await agent.cri.list_images() if each.pinned}
         findings.append(
-            check_sandbox_image(
+            node.check_sandbox_image(
                 status.sandbox_image,
                 listed=image is not None,
                 pinned=image is not None and image.id in pinned,
@@ -288,58 +255,60 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
         findings.append(_accounting_finding(agent, snapshot))
         reads_records = snapshot.storage is not None and agent.storage.removals is not None
         transactional = reads_records and agent.settings.bulk_removal
-        findings.append(check_image_removal(transactional=transactional, configured=reads_records))
-        findings.append(check_snapshotter(status.snapshotter))
+        findings.append(node.check_image_removal(transactional=transactional, configured=reads_records))
+        findings.append(node.check_snapshotter(status.snapshotter))
         findings.append(_filesystem_finding(snapshot))
         findings += [*_unplaced_findings(snapshot), _split_finding(agent, snapshot, await agent.cri.image_fs_info())]
         maximum_s = agent.settings.policy.images.maximum_unused_age_s
         gaps = agent.store.gaps(agent.read_clocks())
         since, now = snapshot.image_use_observed_since, snapshot.observed_at
-        findings.append(check_image_use(since, now, maximum_s, gaps))
-        findings.append(check_clock(_skew_s(snapshot), read_clock_synchronised(), snapshot.clock))
+        findings.append(node.check_image_use(since, now, maximum_s, gaps))
+        findings.append(node.check_clock(_skew_s(snapshot), host_facts.read_clock_synchronised(), snapshot.clock))
         return findings
 
 
-def _accounting_finding(agent: Agent, snapshot: NodeSnapshot) -> Finding:
+def _accounting_finding(agent: Agent, snapshot: NodeSnapshot) -> node.Finding:
     if not agent.storage.enabled:
-        return Finding("containerd-api", Verdict.SKIPPED, "runtime.containerd_api is off; sizes are upper bounds")
+        return node.Finding(
+            "containerd-api", node.Verdict.SKIPPED, "runtime.containerd_api is off; sizes are upper bounds"
+        )
     if snapshot.storage is not None:
-        return Finding("containerd-api", Verdict.OK, "shared layers are counted once")
-    return Finding(
+        return node.Finding("containerd-api", node.Verdict.OK, "shared layers are counted once")
+    return node.Finding(
         "containerd-api",
-        Verdict.WARNING,
+        node.Verdict.WARNING,
         "layers not available from the containerd API; sizes are upper bounds",
         "set runtime.endpoint to the socket of containerd, not to a proxy of CRI alone",
     )
 
 
-def _filesystem_finding(snapshot: NodeSnapshot) -> Finding:
+def _filesystem_finding(snapshot: NodeSnapshot) -> node.Finding:
     filesystem = snapshot.image_filesystem
     if filesystem is None:
-        return check_image_filesystem(None)
-    unit = UNIT if hides(UNIT, PurePath(filesystem.path)) else ""
-    return check_image_filesystem(str(filesystem.path), filesystem.used_percent, hidden_by=unit)
+        return node.check_image_filesystem(None)
+    unit = UNIT if host_facts.hides(UNIT, PurePath(filesystem.path)) else ""
+    return node.check_image_filesystem(str(filesystem.path), filesystem.used_percent, hidden_by=unit)
 
 
-def _split_finding(agent: Agent, snapshot: NodeSnapshot, info: ImageFsInfo) -> Finding:
+def _split_finding(agent: Agent, snapshot: NodeSnapshot, info: ImageFsInfo) -> node.Finding:
     filesystem, logs = snapshot.image_filesystem, agent.settings.pod_log_root
     devices = {
         "imagefs": filesystem.device_id if filesystem is not None else None,
         "containerfs": filesystem_id(next(iter(info.container_mountpoints), "")),
         "nodefs": filesystem_id(str(logs if logs.exists() else logs.parent)),
     }
-    return check_split(devices, len(snapshot.image_filesystems))
+    return node.check_split(devices, len(snapshot.image_filesystems))
 
 
-def _unplaced_findings(snapshot: NodeSnapshot) -> Iterator[Finding]:
+def _unplaced_findings(snapshot: NodeSnapshot) -> Iterator[node.Finding]:
     """Yield a warning for snapshotters in use without a known directory, on a node with several image filesystems."""
     storage, several = snapshot.storage, snapshot.image_filesystems
     known = {store for each in several for store in each.stores}
     unknown = sorted(storage.stores - known - {""}) if storage is not None and several else []
     if unknown:
-        yield Finding(
+        yield node.Finding(
             "snapshotters",
-            Verdict.WARNING,
+            node.Verdict.WARNING,
             f"directory of {', '.join(unknown)} unknown: its snapshots count as freed on no image filesystem",
             'set exports.root of the snapshotter in the configuration of containerd ("proxy_plugins")',
         )
@@ -359,31 +328,33 @@ def _read_logind() -> tuple[LogindFacts | None, str]:
 
 def shutdown_findings(
     settings: Settings, root: Path, query: Callable[[], tuple[LogindFacts | None, str]] = _read_logind
-) -> Iterator[Finding]:
+) -> Iterator[node.Finding]:
     """Yield the findings on logind's delay limit and on the inhibitor lock; ``query`` reads the running logind."""
     role, off = read_role(settings.role), off_because(settings)
     configured_off = settings.shutdown.off_because(role.role, role.reason)
     delay = read_delay(root)
     facts, problem = (None, "") if configured_off else query()
     budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
-    yield check_delay(budget, off=configured_off)
-    yield check_lock(*lock_held(facts, problem), off=off)
+    yield node.check_delay(budget, off=configured_off)
+    yield node.check_lock(*lock_held(facts, problem), off=off)
     for warning in delay.warnings:
-        yield Finding("logind-delay", Verdict.WARNING, warning)
+        yield node.Finding("logind-delay", node.Verdict.WARNING, warning)
 
 
-def role_findings(settings: Settings, root: Path) -> Iterator[Finding]:
+def role_findings(settings: Settings, root: Path) -> Iterator[node.Finding]:
     """Yield the role of this node, and every section set to "on" that is refused beside a kubelet."""
     role = read_role(settings.role, root)
-    yield check_role(role)
+    yield node.check_role(role)
     refused = {
         "eviction": (settings.eviction.refused(role.role), settings.eviction.off_because(role.role, role.reason)),
         "shutdown": (settings.shutdown.refused(role.role), settings.shutdown.off_because(role.role, role.reason)),
     }
-    yield from (check_refused(section, because) for section, (is_refused, because) in refused.items() if is_refused)
+    yield from (
+        node.check_refused(section, because) for section, (is_refused, because) in refused.items() if is_refused
+    )
 
 
-def kubelet_findings(settings: Settings, root: Path) -> list[Finding]:
+def kubelet_findings(settings: Settings, root: Path) -> list[node.Finding]:
     """Return the findings on the kubelet's configuration, and on tasks also performed by a kubelet of this node."""
     role = read_role(settings.role, root).role
     has_kubelet = role is Role.BESIDE_KUBELET
@@ -429,53 +400,53 @@ def image_gc_start_percent(settings: Settings) -> int | None:
 # ---- state, journal and unit
 
 
-def state_finding(settings: Settings) -> Finding:
+def state_finding(settings: Settings) -> node.Finding:
     """Return the finding on the state directory."""
-    probe = probe_directory(settings.state_directory)
-    return check_state(str(settings.state_directory), probe.problem, probe.available_bytes, probe.mode)
+    probe = host_facts.probe_directory(settings.state_directory)
+    return node.check_state(str(settings.state_directory), probe.problem, probe.available_bytes, probe.mode)
 
 
-def store_finding(settings: Settings) -> Finding:
+def store_finding(settings: Settings) -> node.Finding:
     """Return the finding on the databases in the state directory; the check does not write to the databases."""
     files = sorted(settings.state_directory.glob("*.db")) if settings.state_directory.is_dir() else []
     faults = {path: fault_of(path) for path in files}
     broken = {str(path): fault for path, fault in faults.items() if fault}
-    return check_stores(broken, [path.name for path in files if not faults[path]])
+    return node.check_stores(broken, [path.name for path in files if not faults[path]])
 
 
-def hold_finding(settings: Settings) -> Finding:
+def hold_finding(settings: Settings) -> node.Finding:
     """Return the finding on the file with the image holds."""
     try:
         count = len(HoldFile(settings.state_directory).read())
     except NodeAgentError as error:
-        return Finding(
-            "holds", Verdict.PROBLEM, f"{error}; no image is removed meanwhile", "repair or remove the hold file"
+        return node.Finding(
+            "holds", node.Verdict.PROBLEM, f"{error}; no image is removed meanwhile", "repair or remove the hold file"
         )
-    return Finding("holds", Verdict.OK, f"{count} hold(s)")
+    return node.Finding("holds", node.Verdict.OK, f"{count} hold(s)")
 
 
-def _history_finding(settings: Settings) -> Finding:
+def _history_finding(settings: Settings) -> node.Finding:
     try:
         History(settings.state_directory).check()
     except NodeAgentError as error:
-        return Finding("history", Verdict.WARNING, str(error), "none needed: the next pass replaces the file")
-    return Finding("history", Verdict.OK, "readable")
+        return node.Finding("history", node.Verdict.WARNING, str(error), "none needed: the next pass replaces the file")
+    return node.Finding("history", node.Verdict.OK, "readable")
 
 
-def _journal_finding(root: Path) -> Finding:
-    if has_journald(root):
-        return Finding("journal", Verdict.OK, "journald is listening")
-    return Finding("journal", Verdict.SKIPPED, "journald not found: the log is written to standard error")
+def _journal_finding(root: Path) -> node.Finding:
+    if host_facts.has_journald(root):
+        return node.Finding("journal", node.Verdict.OK, "journald is listening")
+    return node.Finding("journal", node.Verdict.SKIPPED, "journald not found: the log is written to standard error")
 
 
-def _unit_finding() -> Finding:
-    exposure = read_unit_exposure(UNIT)
+def _unit_finding() -> node.Finding:
+    exposure = host_facts.read_unit_exposure(UNIT)
     if exposure is None:
-        return Finding("unit", Verdict.SKIPPED, f"{UNIT} not installed, or systemd not running")
+        return node.Finding("unit", node.Verdict.SKIPPED, f"{UNIT} not installed, or systemd not running")
     hardened = exposure <= _MAXIMUM_EXPOSURE
-    return Finding(
+    return node.Finding(
         "unit",
-        Verdict.OK if hardened else Verdict.WARNING,
+        node.Verdict.OK if hardened else node.Verdict.WARNING,
         f"exposure {exposure:g} of 10",
         "" if hardened else "use the unit as installed; a drop-in removes its sandboxing",
     )
@@ -486,10 +457,10 @@ _RELOAD_WITHIN_S: Final = 20
 _FORM_FIX: Final = "see the allowed forms: nodeagent config reference"
 _TRUST_FIX: Final = "change the owner to root and remove the write access of others"
 _STYLES: Final = {
-    Verdict.OK: "green",
-    Verdict.WARNING: "yellow",
-    Verdict.PROBLEM: "bold red",
-    Verdict.SKIPPED: "dim",
+    node.Verdict.OK: "green",
+    node.Verdict.WARNING: "yellow",
+    node.Verdict.PROBLEM: "bold red",
+    node.Verdict.SKIPPED: "dim",
 }
 
 
@@ -507,24 +478,24 @@ def examine(
         settings = load_settings(config, overrides)
     except ConfigError as error:
         findings = [
-            Finding("configuration", Verdict.PROBLEM, each, _TRUST_FIX if UNTRUSTED in each else _FORM_FIX)
+            node.Finding("configuration", node.Verdict.PROBLEM, each, _TRUST_FIX if UNTRUSTED in each else _FORM_FIX)
             for each in str(error).splitlines()
         ]
     else:
         for fix in fixes:
             fix(settings)
         checked = run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
-        findings = [Finding("configuration", Verdict.OK, "valid"), *checked]
+        findings = [node.Finding("configuration", node.Verdict.OK, "valid"), *checked]
     if form != "table":
         document = diagnostics.Doctor(findings=tuple(diagnostics.Finding(**structs.asdict(each)) for each in findings))
         sys.stdout.write(encode(document, form))
     else:
         _print(findings)
-    failing = {Verdict.PROBLEM, Verdict.WARNING} if strict else {Verdict.PROBLEM}
+    failing = {node.Verdict.PROBLEM, node.Verdict.WARNING} if strict else {node.Verdict.PROBLEM}
     sys.exit(ExitCode.FAILED if any(each.verdict in failing for each in findings) else ExitCode.DONE)
 
 
-def _print(findings: Sequence[Finding]) -> None:
+def _print(findings: Sequence[node.Finding]) -> None:
     width = max(display_width(each.check) for each in findings)
     words = max(len(each.verdict.value) for each in findings)
     lines = []
@@ -537,10 +508,10 @@ def _print(findings: Sequence[Finding]) -> None:
     standard_output().write(lines)
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[node.Finding]) -> str:
     """Return the numbers of checks, problems and warnings as a sentence."""
-    problems = sum(each.verdict is Verdict.PROBLEM for each in findings)
-    warnings = sum(each.verdict is Verdict.WARNING for each in findings)
+    problems = sum(each.verdict is node.Verdict.PROBLEM for each in findings)
+    warnings = sum(each.verdict is node.Verdict.WARNING for each in findings)
     return f"{_counted(len(findings), 'check')}: {_counted(problems, 'problem')}, {_counted(warnings, 'warning')}"
 
 

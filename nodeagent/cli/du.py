@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.display import Line, filled_cells, standard_output
-from nodeagent.cli.options import duration_s
+from nodeagent.cli.options import Source, duration_s
 from nodeagent.cli.plan_view import usage_line
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, read, show_document
 from nodeagent.cli.table import Heading, Table, short_reference, size_cell
 from nodeagent.gc.documents.passes import DiskUsage
-from nodeagent.gc.plan.breakdown import Part
+from nodeagent.gc.plan.breakdown import Breakdown, Part
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
-    from nodeagent.gc.plan.breakdown import Breakdown
 
 _BAR: Final = 80
 _SHORTEST_S: Final = 1e-3

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.reading import read, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
-from nodeagent.eviction.documents import EvictionPreview
+from nodeagent.eviction.documents import EvictionPreview, PodDecision, RankedPodEntry
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from nodeagent.cli.options import Source
-    from nodeagent.eviction.documents import PodDecision, RankedPodEntry
     from nodeagent.eviction.pressure_documents import Fact
     from nodeagent.gc.agent import Agent
 

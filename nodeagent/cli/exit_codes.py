@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from nodeagent.errors import (
-    ConfigError,
-    NodeAgentError,
-    PassBusyError,
-    RuntimeTimeoutError,
-    RuntimeUnavailableError,
-    UsageError,
-)
+from nodeagent import errors
 from nodeagent.text import escape, escape_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from nodeagent.gc.executor import Outcome, PassEnd
 
 
@@ -78,7 +70,7 @@ def _complete_output() -> Iterator[None]:
     Otherwise the interpreter flushes it after the command and reports a write error with a traceback and exit code 120.
     """
     if sys.stdout is None:
-        raise NodeAgentError("cannot write output: standard output is closed")
+        raise errors.NodeAgentError("cannot write output: standard output is closed")
     try:
         yield
     finally:
@@ -92,13 +84,13 @@ def guarded() -> Iterator[None]:
     try:
         with _complete_output():
             yield
-    except (ConfigError, UsageError) as error:
+    except (errors.ConfigError, errors.UsageError) as error:
         _fail_with_lines(str(error), ExitCode.USAGE)  # one line per fault
-    except (RuntimeUnavailableError, RuntimeTimeoutError) as error:
+    except (errors.RuntimeUnavailableError, errors.RuntimeTimeoutError) as error:
         fail(str(error), ExitCode.RUNTIME_UNREACHABLE)
-    except PassBusyError as error:
+    except errors.PassBusyError as error:
         fail(str(error), ExitCode.BUSY)
-    except NodeAgentError as error:
+    except errors.NodeAgentError as error:
         fail(str(error), ExitCode.FAILED)
     except KeyboardInterrupt:
         fail("interrupted", ExitCode.INTERRUPTED)

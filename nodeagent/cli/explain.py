@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.display import Line, standard_output, warn
@@ -12,18 +14,14 @@ from nodeagent.cli.reading import print_document, read, show_document
 from nodeagent.cli.table import ago, short_reference, size
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
-from nodeagent.gc.documents.explanation import Explanation
+from nodeagent.gc.documents.explanation import Explained, Explanation
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import datetime
-
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews
-    from nodeagent.gc.documents.explanation import Explained
 
 _MAX_SHARING: Final = 10
 _LABEL: Final = 15

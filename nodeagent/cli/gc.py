@@ -6,10 +6,12 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.common import encode
-from nodeagent.cli.control_client import daemon_for_user
+from nodeagent.cli.control_client import ControlConnection, daemon_for_user
 from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.plan_view import preview_lines, report_lines, undo_text
@@ -19,7 +21,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.documents import passes as documents
 from nodeagent.gc.documents.passes import BreakdownFields, Report, decode_progress
-from nodeagent.gc.executor import Outcome, PassEnd
+from nodeagent.gc.executor import Outcome, PassEnd, PassReport
 from nodeagent.gc.pass_state import Preview, offered_window_s
 from nodeagent.gc.plan.policy import ImageGCPolicy, Scope
 from nodeagent.gc.plan.saved_plan import parse_plan
@@ -27,13 +29,8 @@ from nodeagent.record import Record, field, replace
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from nodeagent.cli.control_client import ControlConnection
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews
-    from nodeagent.gc.executor import PassReport
     from nodeagent.gc.plan.breakdown import Breakdown
     from nodeagent.settings.settings import Settings
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from nodeagent.cli.display import say
 from nodeagent.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def command_help(program: str, tree: Any, words: Sequence[str]) -> str | None:  # noqa: ANN401 - typer has no public type for commands

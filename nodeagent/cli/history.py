@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import UnsetType, structs
@@ -18,17 +20,12 @@ from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.eviction.documents import RecordedEviction
-from nodeagent.gc.documents.history import History
+from nodeagent.gc.documents.history import History, NodeStop, PastPass
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from datetime import datetime
-    from pathlib import Path
-
     from nodeagent.cli.listing import ListOptions
-    from nodeagent.gc.documents.history import NodeStop, PastPass
 
 
 class HistoryRequest(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent import model
@@ -30,8 +31,6 @@ from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nodeagent.cli.listing import ListOptions
     from nodeagent.gc.agent import Agent
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nodeagent.cli.completion_scripts import SCRIPTS
 from nodeagent.cli.session import run_async
@@ -22,9 +23,6 @@ from nodeagent.settings.loading import load
 from nodeagent.settings.models import Config
 from nodeagent.settings.reference import to_toml
 from nodeagent.text import escape, escape_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _BOOTED: Final = Path("/run/systemd/system")
 """Directory that exists if systemd runs the machine. Source: sd_booted(3)."""

@@ -6,6 +6,8 @@ the keys of ``--filter``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -13,9 +15,6 @@ from nodeagent.cli.table import SHORTEST, Heading, age, short_id, size_cell
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from datetime import datetime
-
     from nodeagent.text import Cut
 
 R = TypeVar("R")

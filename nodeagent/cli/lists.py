@@ -5,13 +5,15 @@ The rows are a field of a JSON document; filters and order apply to JSON and YAM
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import structs
 
-from nodeagent.cli.display import Line, standard_output, warn
+from nodeagent.cli.display import Display, Line, standard_output, warn
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
-from nodeagent.cli.listing import ListView, Scope
+from nodeagent.cli.listing import ListOptions, ListView, Scope
 from nodeagent.cli.reading import ask, print_document, read_preview
 from nodeagent.cli.table import EMPTY, Row, table_lines
 from nodeagent.errors import UsageError
@@ -19,18 +21,14 @@ from nodeagent.gc.documents import lists
 from nodeagent.linear_expression import ExpressionError, glob_search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
-    from datetime import datetime
-
     from nodeagent.api.common import Document
-    from nodeagent.cli.display import Display
-    from nodeagent.cli.listing import ListOptions
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent_parts import Previews
 
     D = TypeVar("D", bound=Document)
-    L = TypeVar("L", bound=lists.Listing)
     ReadPreviews = Callable[[Previews], Coroutine[Any, Any, D]]
+
+L = TypeVar("L", bound=lists.Listing)
 
 
 def list_images(source: Source, options: ListOptions) -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nodeagent.cli.reading import show_document, watching
+from nodeagent.cli.reading import View, show_document, watching
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.eviction.plan.state import EvictionState
 from nodeagent.eviction.pressure_documents import Pressure
-from nodeagent.eviction.signals import EvictionSignalReader
+from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.model.pressure import MemorySource
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from nodeagent.cli.reading import View
     from nodeagent.eviction.settings import EvictionSettings
-    from nodeagent.eviction.signals import SignalLayout, SignalReadings
     from nodeagent.settings.settings import Settings
 
 

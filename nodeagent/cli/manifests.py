@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import yaml
 
 from nodeagent import __version__
+from nodeagent.cluster.plan import workloads
 from nodeagent.cluster.plan.rules import SETTINGS, role_documents, rules_for
-from nodeagent.cluster.plan.workloads import (
-    CAPABILITIES,
-    CONFIG_DIRECTORY,
-    IN_CLUSTER,
-    Workload,
-    daemon_set_objects,
-    static_pod,
-)
 from nodeagent.cluster.settings import KubernetesSection
 from nodeagent.config.validation import InvalidDocumentError, convert
 from nodeagent.errors import UsageError
 from nodeagent.text import escape
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,500}", re.ASCII)
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -64,17 +55,17 @@ def print_rbac(nodes: Sequence[str], settings: Collection[str]) -> None:
     sys.stdout.write(_documents(role_documents(settings, nodes), settings))
 
 
-def print_daemon_set(workload: Workload) -> None:
+def print_daemon_set(workload: workloads.Workload) -> None:
     """Print the manifests of ConfigMap and DaemonSet, with the API enabled also of service account and roles.
 
     Raises:
         UsageError: a value is not valid in a manifest.
     """
     _check(workload)
-    sys.stdout.writelines((_head(workload), _documents(daemon_set_objects(workload), workload.kubernetes)))
+    sys.stdout.writelines((_head(workload), _documents(workloads.daemon_set_objects(workload), workload.kubernetes)))
 
 
-def print_static_pod(workload: Workload) -> None:
+def print_static_pod(workload: workloads.Workload) -> None:
     """Print the manifest of the static pod, with the required configuration file as a comment.
 
     Raises:
@@ -82,13 +73,13 @@ def print_static_pod(workload: Workload) -> None:
     """
     _check(workload)
     config = "".join(f"#   {line}".rstrip() + "\n" for line in workload.config().splitlines())
-    note = f"# Required on the node before, as {CONFIG_DIRECTORY}/config.toml:\n{config}"
-    sys.stdout.writelines((_head(workload), note, _yaml(static_pod(workload))))
+    note = f"# Required on the node before, as {workloads.CONFIG_DIRECTORY}/config.toml:\n{config}"
+    sys.stdout.writelines((_head(workload), note, _yaml(workloads.static_pod(workload))))
 
 
-def _check(workload: Workload) -> None:
+def _check(workload: workloads.Workload) -> None:
     try:
-        section = convert(KubernetesSection, workload.kubernetes and {**workload.kubernetes, **IN_CLUSTER})
+        section = convert(KubernetesSection, workload.kubernetes and {**workload.kubernetes, **workloads.IN_CLUSTER})
     except InvalidDocumentError as error:
         raise UsageError(f"{error.faults[0].cause}; see --api") from error
     in_force = section.settings()
@@ -115,7 +106,7 @@ def _check(workload: Workload) -> None:
             raise UsageError(f"{option}: {path or '/'} is shared with other services; it is not mounted as a whole")
 
 
-def _head(workload: Workload) -> str:
+def _head(workload: workloads.Workload) -> str:
     """Return the comment above a manifest: version, mounts and capabilities with their purpose."""
     lines = [
         f"nodeagent {__version__} beside a kubelet{', dry run: removes nothing' if workload.dry_run else ''}.",
@@ -125,7 +116,7 @@ def _head(workload: Workload) -> str:
             for each in workload.host_paths
         ),
         "Capabilities, all others are dropped:",
-        *(f"  {name}: {purpose}" for name, purpose in CAPABILITIES.items()),
+        *(f"  {name}: {purpose}" for name, purpose in workloads.CAPABILITIES.items()),
     ]
     return "".join(f"# {line}\n" for line in lines)
 

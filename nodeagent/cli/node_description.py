@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,16 +18,12 @@ from nodeagent.cluster.facts import NodeFactsReader, status_policy
 from nodeagent.cluster.plan.node_status import READY, node_object
 from nodeagent.errors import ApiServerError, NodeAgentError
 from nodeagent.eviction.plan.state import EvictionState
-from nodeagent.eviction.signals import EvictionSignalReader
+from nodeagent.eviction.signals import EvictionSignalReader, FindImageFilesystems
 from nodeagent.model import Role
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from nodeagent.eviction.signals import FindImageFilesystems
     from nodeagent.model.kubernetes import ApiAccess, Node, NodeSpec, StatusCondition
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.runtime.cri import CriClient

@@ -10,18 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
 from nodeagent.cli.help import example_text
-from nodeagent.cli.listing import ListOptions
+from nodeagent.cli.listing import ListOptions, ListView
 from nodeagent.errors import UsageError
 from nodeagent.units import parse_duration_s
-
-if TYPE_CHECKING:
-    from nodeagent.cli.listing import ListView
 
 Overrides = Mapping[str, str | int]
 """Setting values from command-line options, by the key of the setting."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
@@ -21,23 +23,17 @@ from nodeagent.errors import UsageError
 from nodeagent.files import replace_file
 from nodeagent.gc.documents.passes import Drift, Report
 from nodeagent.gc.documents.passes import Preview as PreviewDocument
-from nodeagent.gc.documents.undo import Apply, PlanDiff, encode_saved_plan
-from nodeagent.gc.pass_state import offered_window_s, plans_for
+from nodeagent.gc.documents.undo import Apply, PlanDiff, SavedItem, encode_saved_plan
+from nodeagent.gc.pass_state import Preview, offered_window_s, plans_for
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.gc.plan.saved_plan import compare, parse_plan, refusal_of
+from nodeagent.gc.plan.saved_plan import SavedPlan, compare, parse_plan, refusal_of
 from nodeagent.host.node import node_identity
 from nodeagent.record import Record, field
 from nodeagent.units import format_time, parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from nodeagent.gc.documents.undo import SavedItem
     from nodeagent.gc.executor import PassReport
-    from nodeagent.gc.pass_state import Preview
     from nodeagent.gc.plan import saved_plan
-    from nodeagent.gc.plan.saved_plan import SavedPlan
     from nodeagent.settings.settings import Settings
 
 _LARGEST_FILE_BYTES = 256 << 20

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.table import Heading, Table, short_id, short_reference, size, size_cell
-from nodeagent.gc.executor import Outcome, PassEnd
-from nodeagent.gc.plan.policy import LIMITS
-from nodeagent.model.decision import Accounting, ItemKind, Verdict
+from nodeagent.gc.executor import Outcome, PassEnd, PassReport
+from nodeagent.gc.plan.policy import LIMITS, ImageGCPolicy
+from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, Verdict
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import datetime
-
-    from nodeagent.gc.executor import PassReport
-    from nodeagent.gc.plan.policy import ImageGCPolicy
     from nodeagent.model import FsObservation, NodeSnapshot
-    from nodeagent.model.decision import Decision, Plan
 
 _BAR: Final = 30
 _SHORT_BAR: Final = 16

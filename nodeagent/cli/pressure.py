@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
 
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import Line, bar, warning_lines
@@ -11,15 +13,9 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import watch_document
 from nodeagent.cli.session import load_settings
 from nodeagent.cli.table import Heading, Table, is_stall, short_amount, signal_name, size_cell, used_share
-from nodeagent.eviction.pressure_documents import Pressure
+from nodeagent.eviction.pressure_documents import Pressure, Signal
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from nodeagent.eviction.pressure_documents import Signal
 
 _BAR: Final = 20
 _SHORT_BAR: Final = 6

@@ -10,28 +10,28 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent.api.client import DaemonAbsentError
-from nodeagent.api.common import encode
+from nodeagent.api.common import Document, encode
 from nodeagent.cli import control_client
-from nodeagent.cli.display import standard_output
+from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+D = TypeVar("D", bound=Document)
 
-    from nodeagent.api.common import Document
-    from nodeagent.cli.display import Line
+if TYPE_CHECKING:
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews
 
-    D = TypeVar("D", bound=Document)
     ReadNode = Callable[[Agent], Coroutine[Any, Any, D]]
     """Function that creates the document from an agent of this node; its imports are deferred."""
-    View = Callable[[D, int | None], Iterable[Line]]
+
+View = Callable[[D, int | None], Iterable[Line]]
+
 
 OBSERVED_WITHIN_S: Final = 300.0
 """Response timeout of an operation that observes the node, possibly after the observations of other clients."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from msgspec import structs
 
@@ -19,17 +20,13 @@ from nodeagent.cli.session import load_settings
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.daemon.control_documents import Finding
 from nodeagent.daemon.documents import Status
-from nodeagent.daemon.report_document import Fleet, NodeReport
+from nodeagent.daemon.report_document import Fleet, FleetGroup, FleetNode, NodeReport, PlannedRemovals
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from typing import BinaryIO
-
     from nodeagent.cli.options import Source
-    from nodeagent.daemon.report_document import FleetGroup, FleetNode, PlannedRemovals
     from nodeagent.gc.agent import Agent
 
 _WIDE: Final = 100

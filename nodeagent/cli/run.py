@@ -8,8 +8,10 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NoReturn
+from pathlib import Path
+from typing import Final, NoReturn
 
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.config.files import absolute_path
@@ -21,14 +23,8 @@ from nodeagent.loops.memory import configure_malloc
 from nodeagent.loops.unix_signals import ignore_hangup
 from nodeagent.pods.role import read_role
 from nodeagent.settings.loading import checked, standby_settings
-from nodeagent.settings.settings import Origin
+from nodeagent.settings.settings import Origin, Settings
 from nodeagent.telemetry import logging as log
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from nodeagent.settings.settings import Settings
 
 THREADS_END_WITHIN_S: Final = 3
 GC_THRESHOLDS: Final = (50_000, 20, 20)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nodeagent.cli.options import OPTIONS
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine, Mapping
     from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
     from nodeagent.gc.agent import Agent
     from nodeagent.settings.settings import Settings

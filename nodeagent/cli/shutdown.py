@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.display import Line, warning_lines
@@ -12,17 +14,13 @@ from nodeagent.cli.history import stop_headline
 from nodeagent.cli.reading import ask, read, show_document
 from nodeagent.cli.session import load_settings, run_async
 from nodeagent.cli.table import Heading, Table
-from nodeagent.shutdown.documents import ShutdownPlan, ShutdownStatus
+from nodeagent.shutdown.documents import DelayLimit, ShutdownPlan, ShutdownStatus
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
-    from nodeagent.shutdown.documents import DelayLimit
 
 
 _SYSTEMD_DEFAULT: Final = "systemd's default"

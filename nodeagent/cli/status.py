@@ -6,8 +6,9 @@ The document is read from the running daemon; without a daemon, the command read
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from msgspec import structs
 
@@ -19,10 +20,6 @@ from nodeagent.cli.session import load_settings, open_for_command
 from nodeagent.cli.status_view import status_view, top_view
 from nodeagent.daemon.documents import Status, Top
 from nodeagent.eviction.pressure_documents import PodUsage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 def show_status(config: Path | None, form: str, *, watch_s: float | None) -> None:

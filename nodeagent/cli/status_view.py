@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import UnsetType
@@ -13,8 +14,6 @@ from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from nodeagent.daemon.documents import Status, Top
     from nodeagent.eviction.pressure_documents import Fact, RankedPodUsage, Signal
 

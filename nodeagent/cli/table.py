@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.cli.display import Line
@@ -9,9 +11,6 @@ from nodeagent.text import Cut, display_width, escape, fit
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
     from nodeagent.eviction.pressure_documents import Signal
 
 EMPTY: Final = "-"

@@ -6,10 +6,11 @@ terminal. ``SafeConsole`` replaces the class ``Console`` of rich, which other mo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 
@@ -17,9 +18,6 @@ from nodeagent.cli.table import short_reference
 from nodeagent.text import escape, escape_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from rich.console import ConsoleOptions, RenderableType
     from rich.text import Text
 
     from nodeagent.gc.executor import Result

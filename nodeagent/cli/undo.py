@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from nodeagent.api.common import encode
 from nodeagent.cli.control_client import daemon_for_user
@@ -14,15 +14,10 @@ from nodeagent.cli.table import Heading, Table, short_id, short_reference, size_
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents.readings import list_undoable
-from nodeagent.gc.documents.undo import UndoList, Undone
+from nodeagent.gc.documents.undo import UndoablePass, UndoList, Undone
 from nodeagent.gc.restore import UndoOutcome
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nodeagent.gc.documents.undo import UndoablePass
 
 _WITHIN_S = 300.0
 _MOST_NAMES = 3

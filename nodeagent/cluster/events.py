@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.cluster import EVENTS
-from nodeagent.cluster.plan.events import (
-    POD_SELECTED,
-    SELECTED,
-    EventQueue,
-    PodReference,
-    add_event,
-    event_body,
-    put_back,
-    take_event,
-)
-from nodeagent.cluster.session_task import SessionTask, open_node_api
+from nodeagent.cluster.plan import events
+from nodeagent.cluster.session_task import RegistrationReporter, SessionTask, open_node_api
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUnavailableError
 from nodeagent.telemetry.event_catalogue import sentence
 from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe
@@ -24,11 +16,8 @@ from nodeagent.text import escape
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
 
     from nodeagent.clock import Clock
-    from nodeagent.cluster.plan.events import Occurrence
-    from nodeagent.cluster.session_task import RegistrationReporter
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.kube.api_client import NodeApi
     from nodeagent.model.kubernetes import Node
@@ -132,7 +121,7 @@ class EventOutbox:
         self._clock = clock
         self._of_pods = of_pods
         self._lock = threading.Lock()  # log events are published by other threads too
-        self._queue = EventQueue()
+        self._queue = events.EventQueue()
 
     def open(self) -> None:
         """Start collecting log events."""
@@ -146,17 +135,17 @@ class EventOutbox:
     def add(self, event: Mapping[str, object]) -> None:
         """Queue a log event if its name is selected for sending."""
         name = str(event.get("event"))
-        pod = _pod_of(event) if self._of_pods and name in POD_SELECTED else None
-        if name not in SELECTED and pod is None:
+        pod = _pod_of(event) if self._of_pods and name in events.POD_SELECTED else None
+        if name not in events.SELECTED and pod is None:
             return
         values = {key: value for key, value in event.items() if key not in ("event", "level", "timestamp")}
         note = escape(sentence(name, values))
         now, now_s = self._clock.now(), self._clock.monotonic_s()
         with self._lock:
-            self._queue = add_event(self._queue, name, note, now, now_s)
+            self._queue = events.add_event(self._queue, name, note, now, now_s)
             if pod is not None:
                 note = escape(str(event["message"])) if name == "evicted" and event.get("message") else note
-                self._queue = add_event(self._queue, name, note, now, now_s, pod=pod)
+                self._queue = events.add_event(self._queue, name, note, now, now_s, pod=pod)
 
     async def send(self, requests: EventRequests, node: Node, reporter: RegistrationReporter) -> float:
         """Send the oldest due event, if any; return the seconds until the next attempt.
@@ -164,11 +153,11 @@ class EventOutbox:
         An event that the API server refuses for its content is dropped; after any other failure it is queued again.
         """
         with self._lock:
-            self._queue, due = take_event(self._queue, self._clock.monotonic_s())
+            self._queue, due = events.take_event(self._queue, self._clock.monotonic_s())
         if due is None:
             return EVENT_POLL_S
         try:
-            await requests.create_event(event_body(due, node.metadata.name, node.metadata.uid))
+            await requests.create_event(events.event_body(due, node.metadata.name, node.metadata.uid))
         except ApiServerRefusedError as error:
             if error.status == _EXISTS:
                 return 0.0  # an earlier attempt created the Event
@@ -181,12 +170,12 @@ class EventOutbox:
         reporter.succeeded("events")
         return 0.0
 
-    def _put_back(self, due: Occurrence) -> None:
+    def _put_back(self, due: events.Occurrence) -> None:
         with self._lock:
-            self._queue = put_back(self._queue, due)
+            self._queue = events.put_back(self._queue, due)
 
 
-def _pod_of(event: Mapping[str, object]) -> PodReference | None:
+def _pod_of(event: Mapping[str, object]) -> events.PodReference | None:
     """Return the pod named by a log event; ``None`` if the event names no pod."""
     namespace, name, uid = (str(event.get(key) or "") for key in ("pod_namespace", "pod_name", "pod_uid"))
-    return PodReference(namespace, name, uid) if namespace and name and uid else None
+    return events.PodReference(namespace, name, uid) if namespace and name and uid else None

@@ -16,12 +16,11 @@ from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.machine import read_machine
 from nodeagent.host.node import node_name
-from nodeagent.model.kubernetes import NodeFacts
+from nodeagent.model.kubernetes import Node, NodeFacts
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.kube.api_client import NodeApi
-    from nodeagent.model.kubernetes import Node
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.model.runtime import Image
     from nodeagent.runtime.cri import CriClient

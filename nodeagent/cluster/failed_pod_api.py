@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlencode
 
 import msgspec
 
 from nodeagent.cluster.plan.failed_pods import FAILED, FailedPod
 from nodeagent.errors import ApiServerUnavailableError
-from nodeagent.kube.api_client import ApiRequest
+from nodeagent.kube.api_client import ApiClient, ApiRequest
 from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.pods.plan.definitions import ANNOTATION_MIRROR
 from nodeagent.pods.pod_api import PAGE_SIZE, PODS
-
-if TYPE_CHECKING:
-    from nodeagent.kube.api_client import ApiClient
 
 _MAX_PAGES: Final = 20
 _STATUS: Final = "status"

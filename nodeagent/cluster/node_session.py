@@ -4,44 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from nodeagent.cluster.plan.heartbeat import (
-    FIRST_RETRY_S,
-    LEASE_DURATION_S,
-    LEASE_INTERVAL_S,
-    STATUS_POLL_S,
-    ReportMemory,
-    ReportReason,
-    complete_status,
-    is_lease_free,
-    remember_report,
-    renewed_lease,
-    report_reason,
-    sight_lease,
-    status_patch,
-)
-from nodeagent.cluster.plan.node_status import node_object, node_status
-from nodeagent.cluster.plan.registration import (
-    RegistrationVerdict,
-    is_cordoned_for_shutdown,
-    plan_cordon,
-    plan_registration,
-    plan_uncordon,
-)
+from nodeagent.cluster.plan import heartbeat, registration
+from nodeagent.cluster.plan.node_status import NodeStatusPolicy, node_object, node_status
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.gc.loop import wait_for_any
 from nodeagent.loops.shutdown_announcement import AnnouncedPart, ShutdownAnnouncement
 from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from nodeagent.clock import Clock
-    from nodeagent.cluster.plan.heartbeat import LeaseSighting
-    from nodeagent.cluster.plan.node_status import NodeStatusPolicy
-    from nodeagent.cluster.plan.registration import RegistrationPlan, RegistrationPolicy
     from nodeagent.cluster.session_task import RegistrationReporter
     from nodeagent.model.kubernetes import Lease, Node, NodeFacts, NodeStatus, StatusCondition
 
@@ -119,7 +94,7 @@ class NodeSession:
     def __init__(
         self,
         parts: SessionParts,
-        policies: tuple[RegistrationPolicy, NodeStatusPolicy],
+        policies: tuple[registration.RegistrationPolicy, NodeStatusPolicy],
         clock: Clock,
         reporter: RegistrationReporter,
         *,
@@ -194,7 +169,7 @@ class NodeSession:
 
     async def _register(self) -> Node | None:
         """Return the Node object once it is registered; ``None`` if the session ends earlier."""
-        sighting: LeaseSighting | None = None
+        sighting: heartbeat.LeaseSighting | None = None
         while not self._ended.is_set() and not await self._is_refused():
             try:
                 facts = await self._parts.read_facts()
@@ -203,9 +178,9 @@ class NodeSession:
                 found = await requests.get_node()
                 lease = None if found is None else await requests.get_lease()
                 now_s = self._clock.monotonic_s()
-                sighting = sight_lease(sighting, lease, now_s)
-                lease_free = is_lease_free(sighting, now_s)
-                plan = plan_registration(
+                sighting = heartbeat.sight_lease(sighting, lease, now_s)
+                lease_free = heartbeat.is_lease_free(sighting, now_s)
+                plan = registration.plan_registration(
                     found, own, self._registration, lease_free=lease_free, contested=self._contested
                 )
                 node = await self._apply(plan, found)
@@ -217,16 +192,16 @@ class NodeSession:
                 self._reporter.registered(plan, own.metadata.name)
                 return node
             self._reporter.refused(plan, own.metadata.name)
-            await self._wait(STATUS_POLL_S)
+            await self._wait(heartbeat.STATUS_POLL_S)
         return None
 
-    async def _apply(self, plan: RegistrationPlan, found: Node | None) -> Node | None:
+    async def _apply(self, plan: registration.RegistrationPlan, found: Node | None) -> Node | None:
         """Carry out a plan; return the registered object, ``None`` if the plan refuses it."""
         if plan.node is not None:
             return await self._parts.status_requests.create_node(plan.node)
         if plan.patch is not None:
             return await self._parts.status_requests.patch_node(plan.patch)
-        return found if plan.verdict is RegistrationVerdict.KEEP else None
+        return found if plan.verdict is registration.RegistrationVerdict.KEEP else None
 
     # ---- Lease
 
@@ -239,14 +214,13 @@ class NodeSession:
                 if lease is None:
                     lease = await self._parts.lease_requests.get_lease()
                     if lease is not None and written and lease.spec.renew_time not in written:
-                        because = (
-                            f"another process renews the Lease; retried {LEASE_DURATION_S} s after its last renewal"
-                        )
+                        retried = f"retried {heartbeat.LEASE_DURATION_S} s after its last renewal"
+                        because = f"another process renews the Lease; {retried}"
                         self._finish(SessionEnd.CONTESTED, because)
                         return
                 if lease is None and written and await self._read_own(self._parts.lease_requests, node) is None:
                     return  # the control plane deletes the Lease of a deleted Node object, also each new one
-                renewed = renewed_lease(lease, node, self._clock.now(), written[-1] if written else "")
+                renewed = heartbeat.renewed_lease(lease, node, self._clock.now(), written[-1] if written else "")
                 written.append(renewed.spec.renew_time)
                 lease = await self._parts.lease_requests.write_lease(renewed)
             except ApiServerError as error:
@@ -254,20 +228,20 @@ class NodeSession:
                 await self._wait(self._reporter.failed("lease", error))
                 continue
             self._reporter.succeeded("lease")
-            await self._wait(max(0.0, LEASE_INTERVAL_S - (self._clock.monotonic_s() - started_s)))
+            await self._wait(max(0.0, heartbeat.LEASE_INTERVAL_S - (self._clock.monotonic_s() - started_s)))
 
     # ---- status
 
     async def _keep_status(self, node: Node) -> None:
-        memory, conditions = ReportMemory(), node.status.conditions
+        memory, conditions = heartbeat.ReportMemory(), node.status.conditions
         while not self._ended.is_set() and not await self._is_refused():
             shutting_down = self._parts.is_shutting_down()
             facts = await self._parts.read_facts()
             status = self._status_of(facts, conditions, memory)
             conditions = status.conditions
-            if report_reason(memory, status, self._clock.monotonic_s()) is ReportReason.UNCHANGED:
+            if heartbeat.report_reason(memory, status, self._clock.monotonic_s()) is heartbeat.ReportReason.UNCHANGED:
                 self._announced(AnnouncedPart.STATUS, shutting_down=shutting_down)
-                await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
+                await self._wait_for_change(heartbeat.STATUS_POLL_S, shutting_down=shutting_down)
                 continue
             try:
                 # read before each report, since the node controller writes conditions too
@@ -275,7 +249,7 @@ class NodeSession:
                 if found is None:
                     return
                 status = self._status_of(facts, found.status.conditions, memory)
-                await self._parts.status_requests.patch_status(status_patch(status))
+                await self._parts.status_requests.patch_status(heartbeat.status_patch(status))
             except ApiServerError as error:
                 delay_s = self._reporter.failed("status", error)
                 self._given_up(AnnouncedPart.STATUS, error)
@@ -283,12 +257,14 @@ class NodeSession:
                 continue
             self._reporter.succeeded("status")
             conditions = status.conditions
-            memory = remember_report(status, self._clock.monotonic_s(), self._parts.jitter())
+            memory = heartbeat.remember_report(status, self._clock.monotonic_s(), self._parts.jitter())
             self._announced(AnnouncedPart.STATUS, shutting_down=shutting_down)
-            await self._wait_for_change(STATUS_POLL_S, shutting_down=shutting_down)
+            await self._wait_for_change(heartbeat.STATUS_POLL_S, shutting_down=shutting_down)
 
-    def _status_of(self, facts: NodeFacts, previous: Sequence[StatusCondition], memory: ReportMemory) -> NodeStatus:
-        return complete_status(node_status(facts, self._status, previous, now=self._clock.now()), memory)
+    def _status_of(
+        self, facts: NodeFacts, previous: Sequence[StatusCondition], memory: heartbeat.ReportMemory
+    ) -> NodeStatus:
+        return heartbeat.complete_status(node_status(facts, self._status, previous, now=self._clock.now()), memory)
 
     async def _read_own(self, requests: NodeRequests, node: Node) -> Node | None:
         """Return the current Node object; ``None``, with the session ended, if it was deleted or replaced."""
@@ -306,20 +282,22 @@ class NodeSession:
     async def _keep_cordon(self, node: Node) -> None:
         """Cordon the node at the start of a shutdown; end the agent's cordon after a cancellation or a new start."""
         # None if unknown: after a request without a response, and after a start during a shutdown.
-        cordoned: bool | None = is_cordoned_for_shutdown(node)
+        cordoned: bool | None = registration.is_cordoned_for_shutdown(node)
         if not self._parts.is_shutting_down():
             await self._wait_for_change(_UNCORDON_AFTER_S, shutting_down=False)
         elif cordoned:
             cordoned = None
         while not self._ended.is_set() and not await self._is_refused():
-            shutting_down, wait_s = self._parts.is_shutting_down(), STATUS_POLL_S
+            shutting_down, wait_s = self._parts.is_shutting_down(), heartbeat.STATUS_POLL_S
             if cordoned is not shutting_down:
                 try:
                     await self._set_cordon(node, cordoned=shutting_down)
                     cordoned = shutting_down
                     self._announced(AnnouncedPart.CORDON, shutting_down=shutting_down)
                 except ApiServerRefusedError as error:
-                    wait_s = FIRST_RETRY_S if error.status == _CONFLICT else self._reporter.failed("cordon", error)
+                    wait_s = (
+                        heartbeat.FIRST_RETRY_S if error.status == _CONFLICT else self._reporter.failed("cordon", error)
+                    )
                     self._given_up(AnnouncedPart.CORDON, error)
                 except ApiServerError as error:
                     cordoned, wait_s = None, self._reporter.failed("cordon", error)
@@ -331,7 +309,7 @@ class NodeSession:
         found = await requests.get_node()
         if found is None or found.metadata.uid != node.metadata.uid:
             return  # deleted or replaced: the status loop ends the session
-        patch = plan_cordon(found) if cordoned else plan_uncordon(found)
+        patch = registration.plan_cordon(found) if cordoned else registration.plan_uncordon(found)
         stored = found if patch is None else await requests.patch_node(patch)
         self._reporter.succeeded("cordon")
         if stored.spec.unschedulable is not found.spec.unschedulable:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from nodeagent.cluster.facts import compare_with_machine
 from nodeagent.cluster.plan.conditions import TaintPlan, plan_taints
 from nodeagent.errors import ForeignNodeError
-from nodeagent.kube.api_client import patch_planned
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nodeagent.kube.api_client import NodeApi
+from nodeagent.kube.api_client import NodeApi, patch_planned
 
 
 async def apply_taints(nodes: NodeApi, desired: Mapping[str, str]) -> TaintPlan:

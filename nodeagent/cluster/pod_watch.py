@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -11,29 +13,17 @@ from nodeagent.cluster import POD_WATCH
 from nodeagent.cluster.session_task import CHANGE_POLL_S, SessionTask
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ForeignNodeError, StoreError
 from nodeagent.gc.loop import wait_for_any
-from nodeagent.pods.plan.watch import (
-    after_connection,
-    after_expiry,
-    after_interruption,
-    after_list,
-    needs_list,
-    retry_s,
-)
-from nodeagent.pods.watched import list_address, restore_pods
+from nodeagent.pods.plan import watch
+from nodeagent.pods.watched import WatchedPods, list_address, restore_pods
 from nodeagent.record import Record, replace
 from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from datetime import datetime
-
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
     from nodeagent.loops.passes import LoopStatuses
     from nodeagent.model.pods import PodSpec
-    from nodeagent.pods.plan.watch import PodEvent
-    from nodeagent.pods.watched import WatchedPods
     from nodeagent.settings.settings import Settings
 
 WATCH_S: Final = 240
@@ -57,7 +47,7 @@ class EventStream(Protocol):
     async def open(self, resource_version: str, timeout_s: int) -> None:
         """Start the watch. Raises ApiServerError if the API server refuses it or does not answer."""
 
-    async def next_event(self) -> PodEvent | None:
+    async def next_event(self) -> watch.PodEvent | None:
         """Return the next change; ``None`` at the end. Raises ApiServerError if the watch is lost or has expired."""
 
     def close(self) -> None:
@@ -112,7 +102,7 @@ class PodWatchSession:
             self._statuses.running(POD_WATCH, _SILENT_S)
             try:
                 await self._identify()
-                if needs_list(self._watched.state):
+                if watch.needs_list(self._watched.state):
                     await self._list()
                 wait_s = await self._watch()
             except ApiServerError as error:
@@ -136,7 +126,7 @@ class PodWatchSession:
         """List the pods. Raises ApiServerError if a request failed."""
         requested_s = self._clock.monotonic_s()
         pods, version, truncated = await self._parts.list_pods()
-        self._watched.state = after_list(
+        self._watched.state = watch.after_list(
             self._watched.state,
             pods,
             version,
@@ -156,7 +146,7 @@ class PodWatchSession:
         try:
             await stream.open(watched.state.resource_version, WATCH_S + int(WATCH_S * self._parts.jitter()))
             self._fruitless += 1  # reset when a change is read
-            watched.state = after_connection(watched.state, self._clock.monotonic_s(), self._clock.now())
+            watched.state = watch.after_connection(watched.state, self._clock.monotonic_s(), self._clock.now())
             self._succeeded()
             while (event := await stream.next_event()) is not None:
                 watched.add(event, self._clock.monotonic_s(), self._clock.now())
@@ -171,7 +161,7 @@ class PodWatchSession:
             self._failures = self._fruitless = 0
             return 0.0
         self._failures += 1
-        return retry_s(self._failures, self._parts.jitter())
+        return watch.retry_s(self._failures, self._parts.jitter())
 
     def _failed(self, error: ApiServerError) -> float:
         """Record a failure; return the seconds until the next attempt."""
@@ -182,17 +172,17 @@ class PodWatchSession:
         expired = isinstance(error, ApiServerRefusedError) and error.status == _EXPIRED
         if expired or self._fruitless >= _FRUITLESS:
             self._fruitless = 0
-            self._watched.state = after_expiry(state)
+            self._watched.state = watch.after_expiry(state)
         else:
-            self._watched.state = after_interruption(state, text)
+            self._watched.state = watch.after_interruption(state, text)
         if not (expired and self._failures == 1):
             fields = {"part": "pods", "error": text, "hint": "nodeagent doctor"}
             self._states.log_once("api_request_failed", fields, state=text)
         self._statuses.ended(POD_WATCH, "failed", detail=text, failed=True)
         if not isinstance(error, ApiServerRefusedError):
-            return retry_s(self._failures, self._parts.jitter())
+            return watch.retry_s(self._failures, self._parts.jitter())
         # 401 and 403 are retried too: a starting API server returns them until it has read its accounts and rules
-        return retry_s(self._failures, self._parts.jitter(), error.retry_after_s)
+        return watch.retry_s(self._failures, self._parts.jitter(), error.retry_after_s)
 
     def _succeeded(self) -> None:
         self._statuses.ended(POD_WATCH, "succeeded")

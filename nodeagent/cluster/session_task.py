@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from nodeagent.cluster import NAME
 from nodeagent.cluster.plan.heartbeat import retry_delay_s
-from nodeagent.errors import ApiServerRefusedError
+from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.gc.loop import wait_for_any
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from nodeagent.cluster.plan.registration import RegistrationPlan
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.errors import ApiServerError
     from nodeagent.kube.api_client import NodeApi
     from nodeagent.loops.passes import LoopStatuses
     from nodeagent.settings.settings import Settings

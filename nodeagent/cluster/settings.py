@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from nodeagent.cluster.plan.registration import (
     NO_RESERVATION,
@@ -21,10 +22,6 @@ from nodeagent.model import Role
 from nodeagent.model.kubernetes import ApiAccess
 from nodeagent.record import Record, field
 from nodeagent.units import parse_bytes, parse_duration_s, parse_quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 _RESERVED_FORM: Final = 'list of RESOURCE=QUANTITY, such as "cpu=200m,memory=512Mi,ephemeral-storage=1Gi"'
 _LABELS_FORM: Final = 'list of NAME=VALUE, such as "example.com/pool=edge,zone=a"'

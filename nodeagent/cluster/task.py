@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cluster import NAME
 from nodeagent.cluster.conditions import ConditionsTask, TaintsTask
-from nodeagent.cluster.events import EventsTask
+from nodeagent.cluster.events import EventOutbox, EventsTask
 from nodeagent.cluster.failed_pods import FailedPodsTask
 from nodeagent.cluster.plan.node_status import SHUTTING_DOWN
 from nodeagent.cluster.pod_watch import PodWatchTask
@@ -21,9 +22,7 @@ from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable
 
-    from nodeagent.cluster.events import EventOutbox
     from nodeagent.daemon.context import DaemonContext, DaemonTask
     from nodeagent.model.kubernetes import NodeFacts
     from nodeagent.model.pressure import NodeCondition

@@ -6,14 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cluster.facts import read_foreign
-from nodeagent.cluster.plan.conditions import conditions_patch, plan_withdrawal
+from nodeagent.cluster.plan.conditions import WithdrawalPlan, conditions_patch, plan_withdrawal
 from nodeagent.errors import ApiServerError
 from nodeagent.kube.api_client import ApiClient, NodeApi, patch_planned
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from nodeagent.cluster.plan.conditions import WithdrawalPlan
     from nodeagent.model.kubernetes import ApiAccess
 
 WITHIN_S: Final = 15.0

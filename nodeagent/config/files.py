@@ -15,14 +15,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nodeagent.config.paths import CONFIG_FILE
 from nodeagent.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 UNTRUSTED: Final = "not trusted: "
 """Text contained in every error about an untrusted path."""

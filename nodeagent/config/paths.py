@@ -9,12 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from nodeagent.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 CONFIG_FILE = "/etc/nodeagent/config.toml"
 RUNTIME_DIRECTORY = "/run/nodeagent"

@@ -12,10 +12,10 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Meta, structs
@@ -23,9 +23,6 @@ from msgspec import NODEFAULT, Meta, structs
 from nodeagent.config import value_forms as forms
 from nodeagent.errors import ConfigError
 from nodeagent.record import Record, replace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class Check(Record):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.eviction.plan.state import EvictionState
@@ -18,9 +20,6 @@ from nodeagent.telemetry.counters import Counters
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock

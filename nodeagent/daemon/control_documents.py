@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -15,8 +16,6 @@ from nodeagent.schemas import SchemaId
 from nodeagent.settings.settings import DEFAULT_SOURCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from nodeagent.model import RuntimeInfo
 
 

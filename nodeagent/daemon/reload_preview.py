@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.common import Reason
 from nodeagent.daemon import control_documents as reload
-from nodeagent.daemon.context import SHOWN, Effect, threshold_text
+from nodeagent.daemon.context import SHOWN, DaemonContext, Effect, Reloaded, threshold_text
 from nodeagent.daemon.control_documents import EvictedPod, Grace, KindCount, MetThreshold, Reload
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction.plan.local_storage import has_limit
-from nodeagent.eviction.plan.preview import first_victim, pods_over_limits
-from nodeagent.eviction.plan.state import EvictionState
-from nodeagent.eviction.plan.thresholds import MEANINGS
-from nodeagent.eviction.signals import EvictionSignalReader
-from nodeagent.gc.agent import open_agent
+from nodeagent.eviction.plan.preview import PodEviction, first_victim, pods_over_limits
+from nodeagent.eviction.plan.state import Evaluation, EvictionState
+from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus
+from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout
+from nodeagent.gc.agent import Agent, open_agent
 from nodeagent.gc.documents import passes as gc
 from nodeagent.gc.pass_state import plans_for
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model import Role
-from nodeagent.model.decision import ItemKind
+from nodeagent.model.decision import Decision, ItemKind, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.daemon.context import DaemonContext, Reloaded
-    from nodeagent.eviction.plan.preview import PodEviction
-    from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.eviction.plan.thresholds import ThresholdStatus
-    from nodeagent.eviction.signals import SignalLayout
-    from nodeagent.gc.agent import Agent
-    from nodeagent.model.decision import Decision, Plan
     from nodeagent.settings.settings import Settings
 
 WITHIN_S: Final = 10.0

@@ -7,6 +7,7 @@ groups equal the totals.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import UNSET, Meta, UnsetType
@@ -19,8 +20,6 @@ from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from nodeagent.gc.documents.passes import Preview
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]

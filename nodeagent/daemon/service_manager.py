@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.daemon.context import Effect, Reloaded
+from nodeagent.daemon.context import DaemonContext, Effect, Reloaded
 from nodeagent.daemon.health import status_line
 from nodeagent.daemon.reload_preview import log_effect, preview_effect, until_stopped
 from nodeagent.errors import ConfigError
@@ -17,9 +18,7 @@ from nodeagent.settings.loading import checked
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from nodeagent.daemon.context import DaemonContext
     from nodeagent.host.systemd import Notifier
     from nodeagent.settings.settings import Settings
 

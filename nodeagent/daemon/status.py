@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -12,28 +13,14 @@ from msgspec import structs
 
 from nodeagent import __version__
 from nodeagent.api.common import Filesystem
-from nodeagent.daemon.documents import (
-    AgentStatus,
-    ClockStatus,
-    FilesystemStatus,
-    ImageUse,
-    LoopStatus,
-    ObservationGap,
-    PassSummary,
-    PauseStatus,
-    PodListStatus,
-    RuntimeStatus,
-    ShutdownStatus,
-    Status,
-    WaitStatus,
-)
+from nodeagent.daemon import documents
 from nodeagent.daemon.health import not_ready
 from nodeagent.daemon.report_document import NodeReport
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.eviction.plan.planner import eviction_order
-from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.plan.state import Evaluation, EvictionState
 from nodeagent.eviction.pressure_documents import PodUsage, Pressure, Signal
-from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache
+from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache, SignalLayout, SignalReadings
 from nodeagent.gc.documents.holds import HoldFields
 from nodeagent.gc.documents.readings import preview_collection
 from nodeagent.gc.hold_file import HoldFile
@@ -42,17 +29,12 @@ from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.node import node_name
 from nodeagent.loops import passes as loop_status
-from nodeagent.model import Role
+from nodeagent.model import ImageFilesystem, Role, RoleDecision
 from nodeagent.model import pressure as model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.eviction.signals import SignalLayout, SignalReadings
     from nodeagent.gc.agent import Agent
-    from nodeagent.model import ImageFilesystem, RoleDecision
     from nodeagent.model.pods import PodInventory
     from nodeagent.pods.reader import PodReader
     from nodeagent.settings.settings import Settings
@@ -81,7 +63,7 @@ class StatusReader:
         find = agent.observer.images.find_filesystems
         self._layouts = LayoutCache(self._reader, agent.cri, agent.settings.imagefs_path, find)
         self._one_at_a_time = asyncio.Lock()
-        self._filesystems: asyncio.Future[tuple[FilesystemStatus, ...]] | None = None
+        self._filesystems: asyncio.Future[tuple[documents.FilesystemStatus, ...]] | None = None
         self._pods: PodReader | None = None
         self._others: tuple[ImageFilesystem, ...] = ()
         self.earlier: SignalReadings | None = None
@@ -107,7 +89,7 @@ class StatusReader:
         self._pods = self._pods or agent.make_pod_reader()
         return await self._pods.read(with_disk=True)
 
-    async def filesystems(self, layout: SignalLayout) -> tuple[FilesystemStatus, ...]:
+    async def filesystems(self, layout: SignalLayout) -> tuple[documents.FilesystemStatus, ...]:
         """Return the usage of each filesystem, or the cause of a missing reading."""
         filesystems = _filesystems(self._agent, layout, await self._other_image_filesystems())
         if self._filesystems is None or self._filesystems.done():
@@ -161,7 +143,7 @@ async def pods_document(agent: Agent, reader: StatusReader, state: EvictionState
     )
 
 
-async def status_document(agent: Agent, reader: StatusReader, context: DaemonContext | None) -> Status:
+async def status_document(agent: Agent, reader: StatusReader, context: DaemonContext | None) -> documents.Status:
     """Return the status of the node, and of the daemon unless ``context`` is ``None``."""
     state = context.eviction if context is not None else EvictionState()
     layout, readings, evaluation, warnings = await reader.read(state)
@@ -178,7 +160,7 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
     except StoreError as error:
         problems.append(str(error))
     last_passes = await asyncio.to_thread(_last_passes, agent, problems)
-    return Status(
+    return documents.Status(
         observed_at=now,
         agent=_agent(agent, context),
         paused=_pause(context),
@@ -190,10 +172,10 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
         unrelieved=tuple(each.text for each in evaluation.state.unrelieved.values()),
         signals=tuple(Signal.of(each, evaluation, reader.earlier) for each in readings.observations),
         image_use=_image_use(agent),
-        clock=ClockStatus.of(clock),
+        clock=documents.ClockStatus.of(clock),
         loops=_loops(context),
         last_passes=last_passes,
-        shutdown=ShutdownStatus(
+        shutdown=documents.ShutdownStatus(
             off_because=agent.settings.shutdown_off_because(
                 role.role, role.reason, "" if context is None else context.pass_lock.paused_by_operator
             ),
@@ -214,14 +196,14 @@ def role_warnings(settings: Settings, role: RoleDecision) -> list[str]:
     return found
 
 
-def without_agent(context: DaemonContext) -> Status:
+def without_agent(context: DaemonContext) -> documents.Status:
     """Return the status of a daemon without a runtime connection; readings of the node are empty."""
-    return Status(
+    return documents.Status(
         observed_at=context.clock.now(),
         agent=_daemon(context, dry_run=context.dry_run, role=None, role_because=""),
         paused=_pause(context),
         waiting=_grace(context),
-        runtime=RuntimeStatus(
+        runtime=documents.RuntimeStatus(
             up=False if context.runtime_problem else None,
             name=None,
             version=None,
@@ -233,17 +215,17 @@ def without_agent(context: DaemonContext) -> Status:
         signals=(),
         loops=_loops(context),
         last_passes=(),
-        shutdown=ShutdownStatus(off_because="", lock_held=context.lock_held),
+        shutdown=documents.ShutdownStatus(off_because="", lock_held=context.lock_held),
         holds=(),
         warnings=(),
     )
 
 
-def _agent(agent: Agent, context: DaemonContext | None) -> AgentStatus:
+def _agent(agent: Agent, context: DaemonContext | None) -> documents.AgentStatus:
     role, role_because = agent.role.value, agent.role_because
     if context is not None:
         return _daemon(context, dry_run=agent.dry_run, role=role, role_because=role_because)
-    return AgentStatus(
+    return documents.AgentStatus(
         running=False,
         version=__version__,
         dry_run=agent.settings.dry_run,
@@ -252,10 +234,10 @@ def _agent(agent: Agent, context: DaemonContext | None) -> AgentStatus:
     )
 
 
-def _daemon(context: DaemonContext, *, dry_run: bool, role: str | None, role_because: str) -> AgentStatus:
+def _daemon(context: DaemonContext, *, dry_run: bool, role: str | None, role_because: str) -> documents.AgentStatus:
     reasons = not_ready(context)
     path = context.settings.origin.path
-    return AgentStatus(
+    return documents.AgentStatus(
         running=True,
         version=__version__,
         pid=os.getpid(),
@@ -270,29 +252,29 @@ def _daemon(context: DaemonContext, *, dry_run: bool, role: str | None, role_bec
     )
 
 
-def _image_use(agent: Agent) -> ImageUse:
+def _image_use(agent: Agent) -> documents.ImageUse:
     at, maximum_s = agent.read_clocks(), agent.settings.policy.images.maximum_unused_age_s
-    return ImageUse(
+    return documents.ImageUse(
         observed_since=agent.store.observed_since(at),
         maximum_unused_age_s=maximum_s or None,
-        gaps=tuple(ObservationGap.of(each) for each in reversed(agent.store.gaps(at))),
+        gaps=tuple(documents.ObservationGap.of(each) for each in reversed(agent.store.gaps(at))),
     )
 
 
-def _pause(context: DaemonContext | None) -> PauseStatus | None:
+def _pause(context: DaemonContext | None) -> documents.PauseStatus | None:
     pause = context.pass_lock.pause() if context is not None else None
     if context is None or pause is None:
         return None
     left_s = None if pause.until_s is None else max(0, round(pause.until_s - context.clock.monotonic_s()))
-    return PauseStatus(who=pause.by.value, why=pause.reason, seconds_left=left_s)
+    return documents.PauseStatus(who=pause.by.value, why=pause.reason, seconds_left=left_s)
 
 
-def _grace(context: DaemonContext | None) -> WaitStatus | None:
+def _grace(context: DaemonContext | None) -> documents.WaitStatus | None:
     """Return the reload grace period in force; ``None`` without a pending period."""
     if context is None or not context.grace.pending:
         return None
     grace = context.grace
-    return WaitStatus(
+    return documents.WaitStatus(
         for_="reload-grace",
         why=grace.reason,
         period_s=grace.period_s,
@@ -301,21 +283,21 @@ def _grace(context: DaemonContext | None) -> WaitStatus | None:
     )
 
 
-async def _runtime(agent: Agent) -> RuntimeStatus:
+async def _runtime(agent: Agent) -> documents.RuntimeStatus:
     endpoint = agent.settings.endpoint or None
     try:
         async with asyncio.timeout(_RUNTIME_WITHIN_S):
             info = await agent.cri.version()
     except (NodeAgentError, TimeoutError) as error:
         problem = str(error) or f"no answer within {_RUNTIME_WITHIN_S:g} s"
-        return RuntimeStatus(up=False, name=None, version=None, endpoint=endpoint, problem=problem)
-    return RuntimeStatus(up=True, name=info.name, version=info.version, endpoint=info.endpoint, problem="")
+        return documents.RuntimeStatus(up=False, name=None, version=None, endpoint=endpoint, problem=problem)
+    return documents.RuntimeStatus(up=True, name=info.name, version=info.version, endpoint=info.endpoint, problem="")
 
 
-async def _pod_lists(agent: Agent) -> tuple[PodListStatus, ...]:
+async def _pod_lists(agent: Agent) -> tuple[documents.PodListStatus, ...]:
     """Return the states of the pod watch and of the kubelet's pod list; an old or failed list is read again."""
     watch = agent.watched_pods.reading()
-    watched = () if watch is None else (PodListStatus.of(watch),)
+    watched = () if watch is None else (documents.PodListStatus.of(watch),)
     before = agent.bound_pods.state
     if before is None:
         return watched
@@ -324,14 +306,16 @@ async def _pod_lists(agent: Agent) -> tuple[PodListStatus, ...]:
             state = await agent.bound_pods.read(max_age_s=_READ_WITHIN_S if before.error else _POD_LIST_AGE_S)
     except TimeoutError:
         state = before.with_error(f"{before.address}: no answer within {_READ_WITHIN_S:g} s")
-    return (*watched, PodListStatus.of(state or before))
+    return (*watched, documents.PodListStatus.of(state or before))
 
 
-def _filesystems(agent: Agent, layout: SignalLayout, others: Sequence[ImageFilesystem]) -> tuple[FilesystemStatus, ...]:
+def _filesystems(
+    agent: Agent, layout: SignalLayout, others: Sequence[ImageFilesystem]
+) -> tuple[documents.FilesystemStatus, ...]:
     """Return the filesystems with their thresholds, without usage."""
     paths, images = layout.paths, agent.settings.policy.images
     single = layout.layout is model.FilesystemLayout.SINGLE
-    found: list[FilesystemStatus] = []
+    found: list[documents.FilesystemStatus] = []
     named = [("imagefs", paths.imagefs), *((f"imagefs {each.label}", each.path) for each in others)]
     for name, path in (*named, ("nodefs", paths.nodefs), ("containerfs", paths.containerfs)):
         if path is None or (name == "nodefs" and single and paths.imagefs is not None):
@@ -340,7 +324,7 @@ def _filesystems(agent: Agent, layout: SignalLayout, others: Sequence[ImageFiles
             continue
         collected = name.startswith("imagefs") and agent.settings.image_interval_s is not None
         found.append(
-            FilesystemStatus(
+            documents.FilesystemStatus(
                 name=f"{name} = nodefs" if name == "imagefs" and single else name,
                 high_percent=images.high_threshold_percent if collected else None,
                 low_percent=images.low_threshold_percent if collected else None,
@@ -350,7 +334,9 @@ def _filesystems(agent: Agent, layout: SignalLayout, others: Sequence[ImageFiles
     return tuple(found)
 
 
-def _read_usage(agent: Agent, filesystems: tuple[FilesystemStatus, ...]) -> tuple[FilesystemStatus, ...]:
+def _read_usage(
+    agent: Agent, filesystems: tuple[documents.FilesystemStatus, ...]
+) -> tuple[documents.FilesystemStatus, ...]:
     found = []
     for each in filesystems:
         try:
@@ -361,21 +347,21 @@ def _read_usage(agent: Agent, filesystems: tuple[FilesystemStatus, ...]) -> tupl
     return tuple(found)
 
 
-def _loops(context: DaemonContext | None) -> tuple[LoopStatus, ...]:
+def _loops(context: DaemonContext | None) -> tuple[documents.LoopStatus, ...]:
     if context is None:
         return ()
     statuses = sorted(context.loop_statuses.all, key=lambda each: each.name)  # the first reports arrive in any order
     return tuple(_loop(each, context) for each in statuses)
 
 
-def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> LoopStatus:
+def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> documents.LoopStatus:
     now_s, pause = context.clock.monotonic_s(), context.pass_lock.pause()
     activity, why, next_s = line.activity, line.reason or _dry_run_reason(line, context), line.next_run_s
     if (
         pause is not None and line.removes and activity is loop_status.Activity.WAITING
     ):  # as its run at next_run_s would find
         activity, why, next_s = loop_status.Activity.PAUSED, pause.reason, None
-    return LoopStatus(
+    return documents.LoopStatus(
         name=line.name,
         activity=activity.value,
         why=why,
@@ -397,10 +383,10 @@ def _dry_run_reason(line: loop_status.LoopStatus, context: DaemonContext) -> str
     return f"dry run: reload grace period, {math.ceil(context.grace.left_s())}s left"
 
 
-def _last_passes(agent: Agent, problems: list[str]) -> tuple[PassSummary, ...]:
+def _last_passes(agent: Agent, problems: list[str]) -> tuple[documents.PassSummary, ...]:
     """Return the newest passes that removed or planned items; a cause of failure is added to ``problems``."""
     try:
-        return tuple(map(PassSummary.of, agent.history.count(limit=_HISTORY)))
+        return tuple(map(documents.PassSummary.of, agent.history.count(limit=_HISTORY)))
     except StoreError as error:
         problems.append(str(error))
         return ()

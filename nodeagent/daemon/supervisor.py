@@ -7,13 +7,15 @@ import errno
 import os
 import random
 import stat
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.clock import SystemClock
 from nodeagent.cluster.task import kubernetes_tasks
-from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.context import DaemonContext, DaemonTask
 from nodeagent.daemon.control.server import ControlServer, refuse_second_agent
 from nodeagent.daemon.health import status_line
 from nodeagent.daemon.http.metrics_task import MetricsTask
@@ -22,11 +24,12 @@ from nodeagent.daemon.reload_preview import log_reload_effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, announce_grace
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
 from nodeagent.eviction.composition import eviction_tasks
-from nodeagent.gc.agent import open_agent
-from nodeagent.gc.executor import DryRunWatch, PassEnd
+from nodeagent.gc.agent import Agent, open_agent
+from nodeagent.gc.executor import DryRunWatch, PassEnd, PassReport, Result
 from nodeagent.gc.loop import (
     SILENCE_S,
     Loop,
+    Pass,
     RuntimeWatch,
     log_dry_run_changes,
     log_report,
@@ -50,15 +53,8 @@ from nodeagent.shutdown.task import InhibitorTask
 from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.daemon.context import DaemonTask
-    from nodeagent.gc.agent import Agent
-    from nodeagent.gc.executor import PassReport, Result
-    from nodeagent.gc.loop import Pass
     from nodeagent.gc.pass_state import Preview
     from nodeagent.settings.settings import Settings
 

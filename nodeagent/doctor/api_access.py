@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -17,9 +19,6 @@ from nodeagent.pods.pod_api import PodApi
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from datetime import datetime
-
     from nodeagent.model.kubernetes import ApiAccess, Node
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

@@ -10,16 +10,13 @@ import re
 import stat
 import sys
 import tempfile
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from pathlib import Path, PurePath
+from typing import Final
 
 import psutil
 
 from nodeagent.host.commands import run
 from nodeagent.record import Record
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _STA_UNSYNC: Final = 0x0040  # Source: adjtimex(2)
 _TIMEX_BYTES: Final = 512

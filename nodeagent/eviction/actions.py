@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from nodeagent.eviction.evictor import EvictionOutcome
-from nodeagent.eviction.reclaimer import InAdvance
+from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult, Evictor
+from nodeagent.eviction.reclaimer import ImageObservation, InAdvance, Reclaimable, Reclaimed
 from nodeagent.model.pods import PodInventory
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable
-    from collections.abc import Set as AbstractSet
-    from datetime import datetime
 
     from nodeagent.eviction.api_evictor import RoleEvictor
     from nodeagent.eviction.effects import OutstandingEffects
-    from nodeagent.eviction.evictor import EvictionResult, Evictor
     from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.eviction.pod_monitor import PodMonitor
-    from nodeagent.eviction.reclaimer import ImageObservation, Reclaimable, Reclaimed
     from nodeagent.eviction.reporting import EvictionReporter
     from nodeagent.eviction.signals import SignalMonitor
     from nodeagent.gc.plan.image_targets import SpaceNeeded

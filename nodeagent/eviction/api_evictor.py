@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
@@ -20,30 +21,24 @@ from urllib.parse import quote
 import msgspec
 
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ConfigError
-from nodeagent.eviction.container_removal import CleanupResult, present_layers
-from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult, change_of
-from nodeagent.eviction.plan.api_eviction import Answer, EvictionMemory, Step, consequence, held_back, may_end, remember
+from nodeagent.eviction.container_removal import CleanupResult, ContainerCleaner, present_layers
+from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult, Evictor, change_of
+from nodeagent.eviction.plan import api_eviction
 from nodeagent.gc.pass_state import make_visible
 from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cgroups import read_processes
 from nodeagent.kube.api_client import ApiClient, ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.model import ContainerState, Role
+from nodeagent.model import Container, ContainerState, Role
 from nodeagent.pods.plan.definitions import ANNOTATION_MIRROR
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable
-
     from nodeagent.clock import Clock
-    from nodeagent.eviction.container_removal import ContainerCleaner
-    from nodeagent.eviction.evictor import Evictor
-    from nodeagent.eviction.plan.api_eviction import Consequence, HeldBack
     from nodeagent.eviction.plan.effects import Victim
     from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.gc.agent import Agent
-    from nodeagent.model import Container
     from nodeagent.model.pods import PodHandle, PodInventory, PodSpec
     from nodeagent.pods.watched import WatchedPods
 
@@ -108,14 +103,14 @@ class ApiEvictor:
         self._verify_s = verify_s
         self._jitter = jitter
         self._overrides_budgets = overrides_budgets
-        self._memory = EvictionMemory()
+        self._memory = api_eviction.EvictionMemory()
 
-    def held_back(self, eviction: Eviction) -> HeldBack | None:
+    def held_back(self, eviction: Eviction) -> api_eviction.HeldBack | None:
         """Return the reason to postpone the request for a pod; ``None`` if the request can be sent now."""
         state, uid = self._watched.state, eviction.pod.uid
         if uid in self._memory.deletable:
             return None
-        return held_back(
+        return api_eviction.held_back(
             self._memory,
             uid,
             state.pods,
@@ -141,7 +136,7 @@ class ApiEvictor:
         began_s, uid = self._clock.monotonic_s(), eviction.pod.uid
         deletes, self._memory = uid in self._memory.deletable, replace(self._memory, deletable=frozenset())
         grace_s = 0 if deletes else max(_LEAST_GRACE_S, math.ceil(eviction.grace_s))
-        answer, then = Answer(0), None
+        answer, then = api_eviction.Answer(0), None
         for left in reversed(range(_ATTEMPTS)):
             changed = change_of(await self._read_pods(), eviction, handle, self._policy)
             if changed is not None:
@@ -152,17 +147,17 @@ class ApiEvictor:
             assert spec is not None  # noqa: S101 - a pod without an object is unknown
             answer = await self._send(spec, spec.resource_version, grace_s, deletes=deletes)
             then = self._after(answer, eviction, repeats=left > 0)
-            if then.step is not Step.COMPARE:
+            if then.step is not api_eviction.Step.COMPARE:
                 break
             await self._await_newer(spec)
         took_s = self._clock.monotonic_s() - began_s
-        if then is None or then.step is not Step.WAIT:
+        if then is None or then.step is not api_eviction.Step.WAIT:
             unknown = then is not None and then.effect_unknown
             outcome = EvictionOutcome.FAILED if unknown else EvictionOutcome.REFUSED
             return EvictionResult(outcome, answer.text, took_s, may_end=False)  # a further request will show the effect
         remaining, hurried = await self._wait_ended(eviction, handle, grace_s, hurry)
         if remaining:  # the pod may still end: until then no other pod is evicted for the same shortage
-            self._memory = may_end(self._memory, uid, self._clock.monotonic_s())
+            self._memory = api_eviction.may_end(self._memory, uid, self._clock.monotonic_s())
         how = "deleted despite its disruption budget" if deletes else "evicted through the API server"
         detail = f"{how}: {remaining}" if remaining else how
         took_s = self._clock.monotonic_s() - began_s
@@ -180,21 +175,23 @@ class ApiEvictor:
             return "the API server lists another pod with this UID"
         return "kept: mirror pod" if ANNOTATION_MIRROR in spec.annotations else ""
 
-    def _after(self, answer: Answer, eviction: Eviction, *, repeats: bool) -> Consequence:
+    def _after(self, answer: api_eviction.Answer, eviction: Eviction, *, repeats: bool) -> api_eviction.Consequence:
         uid, hard = eviction.pod.uid, _is_hard(eviction)
-        then = consequence(answer, self._memory.count(uid), hard=hard, jitter=self._jitter(), repeats=repeats)
-        self._memory = remember(self._memory, uid, answer, then, self._clock.monotonic_s())
+        then = api_eviction.consequence(
+            answer, self._memory.count(uid), hard=hard, jitter=self._jitter(), repeats=repeats
+        )
+        self._memory = api_eviction.remember(self._memory, uid, answer, then, self._clock.monotonic_s())
         return then
 
-    async def _send(self, spec: PodSpec, version: str, grace_s: int, *, deletes: bool) -> Answer:
+    async def _send(self, spec: PodSpec, version: str, grace_s: int, *, deletes: bool) -> api_eviction.Answer:
         request = self._requests.delete if deletes else self._requests.evict
         try:
             await request(spec.namespace, spec.name, spec.uid, version, grace_s)
         except ApiServerRefusedError as error:
-            return Answer(error.status, error.kind, error.causes, error.retry_after_s, str(error))
+            return api_eviction.Answer(error.status, error.kind, error.causes, error.retry_after_s, str(error))
         except ApiServerError as error:
-            return Answer(0, text=str(error))
-        return Answer(200)
+            return api_eviction.Answer(0, text=str(error))
+        return api_eviction.Answer(200)
 
     async def _await_newer(self, spec: PodSpec) -> None:
         """Wait up to ``NEWER_WITHIN_S`` seconds until the watch delivers another version of a pod."""
@@ -263,7 +260,7 @@ class RoleEvictor:
         """Maximum seconds until an evicted pod's space is freed; ``None`` if the agent removes its containers."""
         return KUBELET_FREED_WITHIN_S if self._is_beside_kubelet() else None
 
-    def held_back(self, eviction: Eviction) -> HeldBack | None:
+    def held_back(self, eviction: Eviction) -> api_eviction.HeldBack | None:
         """Return the reason to postpone an eviction; ``None`` if the pod can be evicted now."""
         return self._api.held_back(eviction) if self._is_beside_kubelet() else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.api.common import encode_line
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction import LOOP_NAME, documents
-from nodeagent.eviction.actions import Monitors, PassActions
+from nodeagent.eviction.actions import EvictionRecord, Monitors, PassActions
 from nodeagent.eviction.consumers import find_consumers
-from nodeagent.eviction.container_removal import CriContainerCleaner
+from nodeagent.eviction.container_removal import ContainerCleaner, CriContainerCleaner
 from nodeagent.eviction.effects import EvictionFile, OutstandingEffects
-from nodeagent.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult
+from nodeagent.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult, Evictor
 from nodeagent.eviction.loop import EvictionLoop
 from nodeagent.eviction.page_cache import CgroupCacheReclaimer, PageCache
 from nodeagent.eviction.plan.state import suspended
@@ -21,10 +22,10 @@ from nodeagent.eviction.pod_monitor import OomKillMonitor, PodMonitor
 from nodeagent.eviction.reclaimer import ImageObservation, Reclaimer
 from nodeagent.eviction.reporting import EvictionReporter
 from nodeagent.eviction.signals import EvictionSignalReader, SignalMonitor
-from nodeagent.gc.executor import PassEnd
+from nodeagent.gc.executor import PassEnd, PassReport, Result
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.loop import log_result, log_start, wait_for_any
-from nodeagent.gc.pass_state import make_visible
+from nodeagent.gc.pass_state import Preview, make_visible
 from nodeagent.host.cgroups import is_populated, list_children, read_processes
 from nodeagent.host.pod_disk import find_upper_directories, snapshotter_of
 from nodeagent.host.processes import kill_processes
@@ -39,16 +40,10 @@ from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection, Sequence
 
     from nodeagent.daemon.context import DaemonContext, DaemonTask
-    from nodeagent.eviction.actions import EvictionRecord
     from nodeagent.eviction.api_evictor import RoleEvictor
-    from nodeagent.eviction.container_removal import ContainerCleaner
-    from nodeagent.eviction.evictor import Evictor
     from nodeagent.gc.agent import Agent
-    from nodeagent.gc.executor import PassReport, Result
-    from nodeagent.gc.pass_state import Preview
     from nodeagent.model.pods import PodInventory
     from nodeagent.pods.reader import PodReader
     from nodeagent.runtime.storage_backend import StorageBackend

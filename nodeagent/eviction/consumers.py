@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,21 +13,17 @@ import psutil
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction.plan.reclaim import device_role
 from nodeagent.eviction.plan.thresholds import MEANINGS
-from nodeagent.gc.plan.breakdown import Part
+from nodeagent.gc.plan.breakdown import Breakdown, Part, Share
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.cgroups import read_processes
-from nodeagent.model.pressure import FilesystemRole, Resource
+from nodeagent.model.pressure import FilesystemRole, Resource, Signal
 from nodeagent.text import escape
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
     from nodeagent.eviction.signals import SignalLayout
     from nodeagent.gc.agent import Agent
-    from nodeagent.gc.plan.breakdown import Breakdown, Share
     from nodeagent.model.pods import PodInventory
-    from nodeagent.model.pressure import Signal
 
 _SHOWN: Final = 4
 _WALK_WITHIN_S: Final = 5.0

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
 from nodeagent.gc.pass_state import make_visible
 from nodeagent.host.pod_disk import large_file
-from nodeagent.model import ContainerState, LogOpeners
+from nodeagent.model import Container, ContainerState, LogOpeners, LogTree, Sandbox
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable
-    from datetime import datetime
-
     from nodeagent.eviction.plan.effects import Victim
-    from nodeagent.model import Container, LogTree, Sandbox
 
 STOP_WAIT_S: Final = 2.0
 _SHOWN: Final = 3

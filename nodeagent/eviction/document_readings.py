@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.eviction.effects import EvictionFile
 from nodeagent.eviction.plan.grammar import parse_thresholds
-from nodeagent.eviction.plan.planner import plan_eviction
+from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
 from nodeagent.eviction.plan.relief import SAMPLE_EVERY_S, UsageSample
-from nodeagent.eviction.plan.state import EvictionState
-from nodeagent.eviction.plan.thresholds import MEANINGS
-from nodeagent.eviction.signals import EvictionSignalReader
+from nodeagent.eviction.plan.state import Evaluation, EvictionState
+from nodeagent.eviction.plan.thresholds import MEANINGS, Amount
+from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout
 from nodeagent.host.node import boot_id
 from nodeagent.model import Role
 from nodeagent.model.decision import ReasonCode
-from nodeagent.model.pressure import Measurand, Signal
+from nodeagent.model.pressure import Measurand, Observation, Signal
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from nodeagent.eviction.plan.planner import EvictionPlan
-    from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.eviction.plan.thresholds import Amount
-    from nodeagent.eviction.signals import SignalLayout
     from nodeagent.gc.agent import Agent
     from nodeagent.model.pods import PodInventory
-    from nodeagent.model.pressure import Observation
     from nodeagent.settings.settings import Settings
 
 _LONG_AGO_S = 10.0 * 365 * 86_400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,8 +13,6 @@ from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from nodeagent.eviction.plan import planner
     from nodeagent.eviction.plan.ranking import RankedPod
     from nodeagent.eviction.plan.state import Evaluation

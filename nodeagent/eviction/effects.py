@@ -9,6 +9,8 @@ read meanwhile.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import NodeAgentError, StoreError
@@ -17,6 +19,7 @@ from nodeagent.eviction.plan.effects import (
     UNVERIFIED_VICTIM_S,
     VICTIM_KEPT_S,
     EffectEnd,
+    EndedEffect,
     OutstandingEffect,
     Victim,
     confirm,
@@ -32,20 +35,17 @@ from nodeagent.schemas import SchemaId
 from nodeagent.store.json_file import JsonFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-    from pathlib import Path
-
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.eviction.container_removal import CleanupResult, ContainerCleaner
-    from nodeagent.eviction.plan.effects import EndedEffect
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.eviction.signals import SignalReadings
     from nodeagent.model.pods import PodHandle
     from nodeagent.model.pressure import Moment
 
-    T = TypeVar("T", OutstandingEffect, Victim)
+
+T = TypeVar("T", OutstandingEffect, Victim)
 
 
 class EvictionStateWriter:

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.eviction.actions import NO_VICTIM, PassResult, PodMeasurement
-from nodeagent.eviction.evictor import EvictionOutcome
+from nodeagent.eviction.actions import NO_VICTIM, Monitors, PassActions, PassResult, PodMeasurement
+from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.eviction.node_reclaim import NodeReclaim, StepEnd
-from nodeagent.eviction.plan.planner import plan_eviction
+from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
 from nodeagent.eviction.plan.relief import UsageSample, add_sample
-from nodeagent.eviction.plan.thresholds import MEANINGS
+from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold, ThresholdStatus
 from nodeagent.eviction.pod_eviction import EffectWait, PodEviction, relieves_disk
 from nodeagent.eviction.reclaimer import IMAGE_ACTIONS
-from nodeagent.model.decision import ReasonCode
+from nodeagent.model.decision import Reason, ReasonCode
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.eviction.actions import Monitors, PassActions
-    from nodeagent.eviction.evictor import EvictionResult
     from nodeagent.eviction.plan.api_eviction import HeldBack
-    from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.eviction.signals import SignalReadings
-    from nodeagent.model.decision import Reason
     from nodeagent.model.pods import PodInventory
 
 _MAX_FAILED: Final = 5

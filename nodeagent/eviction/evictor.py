@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.eviction.plan.policy import Protection
+from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
 from nodeagent.guarded_call import call_kernel
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-
     from nodeagent.clock import Clock
-    from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.model.pods import PodHandle, PodInventory
 

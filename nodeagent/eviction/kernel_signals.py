@@ -6,6 +6,7 @@ nor cleared.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,15 +14,12 @@ from nodeagent.errors import ObservationError
 from nodeagent.eviction.plan.memory_model import estimate_memory
 from nodeagent.host.filesystems import is_read_only, read_filesystem
 from nodeagent.host.meminfo import MemoryReader, parse_pairs, read_number, read_text, read_totals, require
-from nodeagent.model.pressure import MemorySource, Moment, Observation, Signal
+from nodeagent.model.pressure import MemorySource, Moment, Observation, OtherImageFilesystem, Signal
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from nodeagent.clock import Clock
     from nodeagent.model import FsObservation
-    from nodeagent.model.pressure import OtherImageFilesystem
 
 _ROOT: Final = Path("/")
 _NO_LIMIT: Final = 1 << 62  # Source: kubelet, a larger memory limit means unlimited

@@ -17,25 +17,22 @@ from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.eviction import LOOP_NAME
-from nodeagent.eviction.actions import PassResult
+from nodeagent.eviction.actions import Monitors, PassActions, PassResult
 from nodeagent.eviction.eviction_pass import Attempts, EvictionPass
 from nodeagent.eviction.plan.preview import FALLING_S, SOONEST_S
 from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.eviction.pod_eviction import SLACK_S, may_act
-from nodeagent.eviction.signals import RATE_S
+from nodeagent.eviction.signals import RATE_S, SignalReadings
 from nodeagent.gc.loop import RuntimeWatch, wait_for_any
 from nodeagent.guarded_call import start_kernel_threads
-from nodeagent.host.psi_triggers import MEMORY_EVENTS
+from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
 from nodeagent.record import replace
 from nodeagent.telemetry.logging import stable
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.eviction.actions import Monitors, PassActions
     from nodeagent.eviction.plan.state import Evaluation
     from nodeagent.eviction.settings import EvictionSettings
-    from nodeagent.eviction.signals import SignalReadings
-    from nodeagent.host.psi_triggers import PressureTriggers
 
 
 class EvictionLoop:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.eviction import LOOP_NAME
 from nodeagent.eviction.plan.effects import effect_of_reclaim, is_insufficient
-from nodeagent.eviction.plan.reclaim import device_role, space_needed
-from nodeagent.eviction.plan.thresholds import MEANINGS, Unit
-from nodeagent.eviction.reclaimer import Reclaimed
+from nodeagent.eviction.plan.reclaim import ReclaimStep, device_role, space_needed
+from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold, ThresholdStatus, Unit
+from nodeagent.eviction.reclaimer import Reclaimable, Reclaimed
 from nodeagent.gc.pass_state import make_visible
-from nodeagent.model.pressure import FilesystemLayout
+from nodeagent.model.pressure import FilesystemLayout, FilesystemRole
 from nodeagent.telemetry.logging import stable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Set as AbstractSet
-
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.eviction.actions import Monitors, PassActions
-    from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
-    from nodeagent.eviction.reclaimer import Reclaimable
-    from nodeagent.model.pressure import FilesystemRole
 
 _RECLAIM_S: Final = 600.0
 _CANCEL_WITHIN_S: Final = 5.0

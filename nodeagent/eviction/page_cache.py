@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nodeagent.eviction.plan.reclaim import PodCache, StepReading, fault_of_step, missing_bytes, plan_cache_reclaim
+from nodeagent.eviction.plan.reclaim import (
+    CacheStep,
+    PodCache,
+    StepReading,
+    fault_of_step,
+    missing_bytes,
+    plan_cache_reclaim,
+)
 from nodeagent.guarded_call import call_kernel
-from nodeagent.host.cgroups import is_writable, read_cache, reclaim_cache
-from nodeagent.model.pressure import QosClass, Signal
+from nodeagent.host.cgroups import CgroupCache, is_writable, read_cache, reclaim_cache
+from nodeagent.model.pressure import Observation, PodFacts, QosClass, Signal
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.eviction.actions import Monitors
-    from nodeagent.eviction.plan.reclaim import CacheStep
     from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
-    from nodeagent.host.cgroups import CgroupCache
     from nodeagent.model.pods import PodHandle, PodInventory
-    from nodeagent.model.pressure import Observation, PodFacts
 
 WITHIN_S: Final = 5.0
 _WATCH_S: Final = 0.1

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.eviction import LOOP_NAME
-from nodeagent.eviction.actions import EvictionRecord
+from nodeagent.eviction.actions import EvictionRecord, Monitors, PassActions
 from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.eviction.plan.effects import VISIBLE_WITHIN_S, effects_of_eviction, extended
 from nodeagent.eviction.plan.preview import SOONEST_S
-from nodeagent.eviction.plan.ranking import Placement
+from nodeagent.eviction.plan.ranking import Eviction, Placement
 from nodeagent.eviction.plan.reclaim import Shortage, shortage_of
 from nodeagent.eviction.plan.state import record_eviction
-from nodeagent.eviction.plan.thresholds import MEANINGS
+from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold
 from nodeagent.eviction.reporting import eviction_fields
 from nodeagent.gc.pass_state import new_pass_id
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.eviction.actions import Monitors, PassActions
     from nodeagent.eviction.plan.planner import EvictionPlan
-    from nodeagent.eviction.plan.ranking import Eviction
-    from nodeagent.eviction.plan.thresholds import Threshold
     from nodeagent.eviction.signals import SignalMonitor, SignalReadings
     from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import FilesystemLayout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.local_storage import has_limit
@@ -12,8 +13,6 @@ from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cgroups import read_oom_kills
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from nodeagent.api.common import Document, Number, Part, Reason
-from nodeagent.eviction.plan.memory_model import (
-    MemoryEvidence,
-    estimate_memory,
-    explain_difference,
-    find_evidence,
-    is_disputed,
-    kept_by_evictions,
-    memory_parts,
-)
-from nodeagent.model import pressure
-from nodeagent.model.pressure import MemoryPart
+from nodeagent.eviction.plan import memory_model
+from nodeagent.model import decision, pressure
+from nodeagent.model.pressure import MemoryCounters, MemoryPart, NodeMemory
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from datetime import datetime
-
     from nodeagent.eviction.plan.ranking import RankedPod
     from nodeagent.eviction.plan.state import Evaluation
     from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.eviction.signals import SignalLayout, SignalReadings
-    from nodeagent.model import decision
-    from nodeagent.model.pressure import MemoryCounters, NodeMemory
 
 
 class Threshold(Part, frozen=True, kw_only=True):
@@ -115,7 +104,7 @@ class Memory(Part, frozen=True, kw_only=True):
     kernel_bytes: Number | None
     estimate: str
     difference: str
-    evidence: tuple[MemoryEvidence, ...]
+    evidence: tuple[memory_model.MemoryEvidence, ...]
     disputed: tuple[str, ...]
     parts: tuple[MemoryAmount, ...]
     kept_by_evictions_bytes: int | None
@@ -128,12 +117,12 @@ class Memory(Part, frozen=True, kw_only=True):
         return cls(
             formula_bytes=memory.formula,
             kernel_bytes=memory.kernel_available,
-            estimate=estimate_memory(memory).basis,
-            difference=explain_difference(memory),
-            evidence=tuple(sorted(find_evidence(memory))),
-            disputed=tuple(each.threshold.text for each in evaluation.statuses if is_disputed(each)),
-            parts=tuple(MemoryAmount(name=name, size_bytes=size) for name, size in memory_parts(counters)),
-            kept_by_evictions_bytes=kept_by_evictions(counters),
+            estimate=memory_model.estimate_memory(memory).basis,
+            difference=memory_model.explain_difference(memory),
+            evidence=tuple(sorted(memory_model.find_evidence(memory))),
+            disputed=tuple(each.threshold.text for each in evaluation.statuses if memory_model.is_disputed(each)),
+            parts=tuple(MemoryAmount(name=name, size_bytes=size) for name, size in memory_model.memory_parts(counters)),
+            kept_by_evictions_bytes=memory_model.kept_by_evictions(counters),
             reserve_bytes=counters.reserve_free,
             locked_bytes=counters.locked,
         )

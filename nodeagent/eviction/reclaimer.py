@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnsupportedError
-from nodeagent.eviction.plan.reclaim import ReclaimAction, on_device, until_freed
-from nodeagent.gc.executor import Outcome
+from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep, on_device, until_freed
+from nodeagent.gc.executor import Outcome, PassReport
 from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.image_protection import Irreplaceable
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.planner import plan_containers
-from nodeagent.gc.plan.policy import Scope
-from nodeagent.model import NodeSnapshot
-from nodeagent.model.decision import ItemKind, ReasonCode
-from nodeagent.model.pressure import FilesystemRole
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
+from nodeagent.model import NodeSnapshot, Sandbox
+from nodeagent.model.decision import ItemKind, Plan, ReasonCode
+from nodeagent.model.pressure import FilesystemRole, OtherImageFilesystem
 from nodeagent.pods.usage import total
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-    from collections.abc import Set as AbstractSet
-
     from nodeagent.clock import Clock
-    from nodeagent.eviction.plan.reclaim import ReclaimStep
-    from nodeagent.gc.executor import PassReport
     from nodeagent.gc.plan.image_targets import SpaceNeeded
-    from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
-    from nodeagent.model import Sandbox
-    from nodeagent.model.decision import Plan
-    from nodeagent.model.pressure import OtherImageFilesystem
 
 IMAGE_ACTIONS: Final = frozenset({ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES})
 _SMALL = frozenset({ItemKind.SANDBOX, ItemKind.CONTAINER_LOG_LINK})

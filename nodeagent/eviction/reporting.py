@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.local_storage import estimate_note
 from nodeagent.eviction.plan.memory_model import explain_difference, find_evidence, is_disputed, lowest_estimate
-from nodeagent.model.decision import ReasonCode
+from nodeagent.model.decision import Reason, ReasonCode
 from nodeagent.telemetry.logging import StateLog, stable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.relief import Unrelieved
     from nodeagent.eviction.plan.state import Evaluation
     from nodeagent.eviction.plan.thresholds import ThresholdStatus
-    from nodeagent.model.decision import Reason
 
 _OF_A_PRESSURE: Final = (
     "eviction_withheld",

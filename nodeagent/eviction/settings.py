@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 from nodeagent.config import value_forms as forms
 from nodeagent.config.validation import Check, Count, Duration, Percent, Period, Section, Switch, about, form
 from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.eviction.plan.policy import EvictionPolicy
-from nodeagent.eviction.plan.thresholds import DEFAULT_HARD, MEANINGS, Unit
+from nodeagent.eviction.plan.thresholds import DEFAULT_HARD, MEANINGS, Threshold, Unit
 from nodeagent.model import Role
 from nodeagent.model.pressure import MemorySource
 from nodeagent.record import Record, field
 from nodeagent.units import parse_duration_s
-
-if TYPE_CHECKING:
-    from nodeagent.eviction.plan.thresholds import Threshold
-
 
 _DEFAULT_HARD: Final = ",".join(f"{signal}<{amount}" for signal, amount in DEFAULT_HARD.items())
 THRESHOLDS_FORM: Final = (

@@ -7,6 +7,8 @@ reader.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,29 +25,25 @@ from nodeagent.eviction.plan.preview import (
     measured_rate,
     next_poll_s,
 )
-from nodeagent.eviction.plan.state import evaluate
-from nodeagent.eviction.plan.thresholds import MEANINGS, find_contradictions, for_layout
+from nodeagent.eviction.plan.state import Evaluation, EvictionState, evaluate
+from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold, ThresholdStatus, find_contradictions, for_layout
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.meminfo import MemoryReader
+from nodeagent.model import ImageFilesystem
 from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-    from collections.abc import Set as AbstractSet
-
     from nodeagent.clock import Clock
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.eviction.plan.state import Evaluation, EvictionState
-    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.eviction.reporting import EvictionReporter
     from nodeagent.eviction.settings import EvictionSettings
-    from nodeagent.model import ImageFilesystem
     from nodeagent.runtime.cri import CriClient
 
-    FindImageFilesystems = Callable[[], Awaitable[tuple[ImageFilesystem, ...]]]
+FindImageFilesystems = Callable[[], Awaitable[tuple[ImageFilesystem, ...]]]
+
 
 _Read = tuple[tuple[Observation, ...], tuple[str, ...]]
 """Readings, and a sentence for each unreadable signal."""

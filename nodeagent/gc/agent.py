@@ -6,32 +6,33 @@ The daemon and the one-shot commands both call ``open_agent``, so their agents c
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.clock import SystemClock
+from nodeagent.clock import Clock, SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.agent_parts import open_parts, pass_lock
 from nodeagent.gc.collector import MAX_ROUNDS, Collector
-from nodeagent.gc.executor import PassEnd
+from nodeagent.gc.executor import DryRunWatch, PassEnd, PassReport, Result
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.logs import HostLogs
-from nodeagent.gc.pass_history import HistoryRecorder, HistoryWriter, past_pass, past_undo
+from nodeagent.gc.pass_history import HistoryRecorder, HistoryWriter, PassStart, past_pass, past_undo
 from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.consistency import plan_leaks
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import plan_id as make_plan_id
 from nodeagent.gc.remover_factory import RemoverFactory
-from nodeagent.gc.restore import ImageUndo, NotUndoableError, RemovalRecovery
+from nodeagent.gc.restore import ImageUndo, NotUndoableError, RemovalRecovery, UndoReport
 from nodeagent.gc.snapshot.usage import read_breakdown
 from nodeagent.host.lock import process_lock
 from nodeagent.host.node import boot_id
 from nodeagent.host.processes import is_running, own_process
 from nodeagent.loops.clock_reading import read_clocks
-from nodeagent.model import Role
+from nodeagent.model import NodeSnapshot, Role, RoleDecision
 from nodeagent.model.decision import ItemKind
 from nodeagent.pods.role import RoleWatch
 from nodeagent.record import replace
@@ -39,17 +40,11 @@ from nodeagent.store.history import History, configured_retention
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import AsyncIterator, Callable, Iterator
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.clock import Clock
-    from nodeagent.gc.executor import DryRunWatch, PassReport, Result
-    from nodeagent.gc.pass_history import PassStart
     from nodeagent.gc.plan.breakdown import Breakdown
-    from nodeagent.gc.restore import UndoReport
     from nodeagent.gc.snapshot.node import Observer
-    from nodeagent.model import NodeSnapshot, RoleDecision
     from nodeagent.pods.reader import PodReader
     from nodeagent.pods.sources import BoundPods
     from nodeagent.pods.watched import WatchedPods

@@ -7,13 +7,15 @@ and history) are not imported here: their import takes as long as an observation
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.clock import SystemClock
+from nodeagent.clock import Clock, SystemClock
 from nodeagent.gc.hold_file import HoldFile
-from nodeagent.gc.pass_state import preview_pass
+from nodeagent.gc.pass_state import Preview, preview_pass
 from nodeagent.gc.snapshot.node import Observer, StoredSnapshotUsage
 from nodeagent.host.container_processes import find_running
 from nodeagent.host.database_revision import read_database_revision
@@ -26,27 +28,20 @@ from nodeagent.pods.images import PodImageReader, make_bound_pods
 from nodeagent.pods.role import RoleWatch
 from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import Record
-from nodeagent.runtime.connection import configured_connection
+from nodeagent.runtime.connection import CallObserver, RuntimeConnection, configured_connection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
-from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage
+from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage, StorageBackend
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.store.database import Store
 from nodeagent.store.observation import gap_limits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from nodeagent.clock import Clock
-    from nodeagent.gc.pass_state import Preview
     from nodeagent.gc.plan.policy import Scope
     from nodeagent.gc.snapshot.images import PodImageSource
     from nodeagent.model import FsObservation, Role
     from nodeagent.pods.sources import BoundPods
-    from nodeagent.runtime.connection import CallObserver, RuntimeConnection
-    from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.settings.settings import Settings
 
 

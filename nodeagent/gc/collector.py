@@ -8,12 +8,25 @@ every plan, would prevent the removal of all others.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.executor import BatchRemover, DryRunRemover, Interrupted, Outcome, PassEnd, Result, carry_out
+from nodeagent.gc.executor import (
+    BatchRemover,
+    DryRunRemover,
+    Interrupted,
+    MeasuredFilesystem,
+    Outcome,
+    PassEnd,
+    PassReport,
+    Remover,
+    Result,
+    carry_out,
+)
 from nodeagent.gc.pass_state import (
     Measurement,
+    Observer,
     PassProgress,
     Preview,
     is_relieved,
@@ -23,24 +36,20 @@ from nodeagent.gc.pass_state import (
     undo_terms,
 )
 from nodeagent.gc.plan.images import plan_image_gc
-from nodeagent.gc.plan.policy import Scope
-from nodeagent.model.decision import Accounting, ItemKind, ReasonCode
+from nodeagent.gc.plan.policy import GCPolicy, Scope
+from nodeagent.model.decision import Accounting, Decision, ItemKind, ReasonCode
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from nodeagent.clock import Clock
-    from nodeagent.gc.executor import MeasuredFilesystem, PassReport, Remover
     from nodeagent.gc.pass_history import HistoryRecorder
-    from nodeagent.gc.pass_state import Observer
-    from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
     from nodeagent.gc.restore import ImageUndo
     from nodeagent.model import FsObservation
-    from nodeagent.model.decision import Decision
 
-    MakeRemovers = Callable[..., Mapping[ItemKind, Remover | BatchRemover]]
+
+MakeRemovers = Callable[..., Mapping[ItemKind, Remover | BatchRemover]]
+
 
 MAX_ROUNDS = 5
 EVICTION_TRIGGER = "eviction"

@@ -6,6 +6,8 @@ loop are logged and recorded. An item with a changed reason code counts as newly
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
 
@@ -14,8 +16,6 @@ from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
-    from datetime import datetime
 
     from nodeagent.clock import Clock
     from nodeagent.model import FsObservation

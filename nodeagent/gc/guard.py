@@ -19,6 +19,7 @@ the removal of all images of the transaction.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
@@ -29,8 +30,6 @@ from nodeagent.record import Record, replace
 from nodeagent.runtime.storage_graph import is_pinned, unlisted_containers
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
-
     from nodeagent.clock import Clock
     from nodeagent.model import Container, Image, NodeSnapshot, PodImages, Sandbox
     from nodeagent.runtime.containerd_records import StoredImage

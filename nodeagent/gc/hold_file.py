@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
@@ -23,9 +25,6 @@ from nodeagent.schemas import SchemaId
 from nodeagent.store.json_file import JsonFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from nodeagent.model import ClockTrust
 
 FILE_NAME: Final = "holds.json"

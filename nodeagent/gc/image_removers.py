@@ -10,25 +10,22 @@ names.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.gc.executor import Outcome, Result, caught
-from nodeagent.gc.guard import DEFAULT_SETTLE_S, Waits
+from nodeagent.gc.guard import DEFAULT_SETTLE_S, RuntimeReader, Waits
 from nodeagent.gc.removers import ImageRemover, changed_since
-from nodeagent.gc.transaction import Candidate, LeaseRefusedError, TransactionServices, begin
+from nodeagent.gc.transaction import Candidate, ImageTransaction, LeaseRefusedError, TransactionServices, begin
 from nodeagent.record import replace
 from nodeagent.runtime.leases import MAX_LABELS_BYTES, ImageName
 from nodeagent.runtime.storage_graph import is_pinned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-
     from nodeagent.clock import Clock
-    from nodeagent.gc.guard import RuntimeReader
     from nodeagent.gc.pass_state import UndoTerms
     from nodeagent.gc.plan.policy import ImageGCPolicy
-    from nodeagent.gc.transaction import ImageTransaction
     from nodeagent.model import Hold, Image, NodeSnapshot
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage

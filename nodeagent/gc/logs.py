@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,20 +14,15 @@ from nodeagent.gc.plan.consistency import piece_name
 from nodeagent.gc.plan.pod_logs import keep_tree
 from nodeagent.host import pod_logs as log_removal
 from nodeagent.host.pod_logs import read_log_tree
-from nodeagent.model import ContainerState, NodeSnapshot
-from nodeagent.model.decision import ItemKind
+from nodeagent.model import ContainerState, LogTree, NodeSnapshot, UnreferencedPiece
+from nodeagent.model.decision import Decision, ItemKind
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from datetime import datetime
-
     from nodeagent.clock import Clock
     from nodeagent.errors import NodeAgentError
     from nodeagent.gc.guard import RuntimeReader
     from nodeagent.gc.plan.policy import PodLogPolicy
-    from nodeagent.model import LogTree, UnreferencedPiece
-    from nodeagent.model.decision import Decision
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
 

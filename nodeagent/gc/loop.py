@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import asdict
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.executor import Outcome, PassEnd
+from nodeagent.gc.executor import Changes, Outcome, PassEnd, PassReport, Result
 from nodeagent.loops.memory import release_memory
 from nodeagent.model.decision import Verdict
-from nodeagent.telemetry.logging import stable
+from nodeagent.telemetry.logging import StateLog, stable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.gc.executor import Changes, PassReport, Result
     from nodeagent.gc.pass_history import PassStart
     from nodeagent.gc.pass_state import Preview
     from nodeagent.gc.plan.policy import Scope
     from nodeagent.loops.passes import LoopStatuses, PassLock
-    from nodeagent.telemetry.logging import StateLog
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0

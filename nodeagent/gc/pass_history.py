@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.gc.executor import PassEnd
+from nodeagent.gc.executor import PassEnd, PassReport, Result
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.model.decision import ItemKind
+from nodeagent.model.decision import Decision, ItemKind
 from nodeagent.record import Record, equal_fields, replace
-from nodeagent.store.history import PastAction, PastPass
+from nodeagent.store.history import History, PastAction, PastPass
 from nodeagent.store.write_ahead import PLANNED, RUNNING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from nodeagent.clock import Clock
-    from nodeagent.gc.executor import PassReport, Result
     from nodeagent.gc.pass_state import PassProgress, Preview
     from nodeagent.gc.restore import UndoReport
     from nodeagent.model import NodeSnapshot
-    from nodeagent.model.decision import Decision
-    from nodeagent.store.history import History
     from nodeagent.store.pass_tables import Retention
 
 UNDO: Final = "undo"

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import force_setattr
 
 from nodeagent.errors import NodeAgentError
-from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassReport, bytes_in_undo_windows
+from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassReport, Result, bytes_in_undo_windows
 from nodeagent.gc.plan.images import plan_image_gc
-from nodeagent.gc.plan.policy import Scope, Spent
+from nodeagent.gc.plan.policy import GCPolicy, Scope, Spent
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import start_commits
-from nodeagent.model.decision import Accounting, ItemKind, ReasonCode
+from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, ReasonCode
 from nodeagent.record import Record, replace
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from datetime import datetime, timedelta
-
-    from nodeagent.gc.executor import Result
-    from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
     from nodeagent.model import FsObservation, NodeSnapshot
-    from nodeagent.model.decision import Decision, Plan
     from nodeagent.settings.settings import Settings
 
 

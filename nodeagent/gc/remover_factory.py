@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from nodeagent.gc.guard import DEFAULT_SETTLE_S, HURRIED_SETTLE_S, RuntimeReader
 from nodeagent.gc.image_removers import TransactionalImageRemover
-from nodeagent.gc.logs import LeakRemover, LogLinkRemover, PodLogRemover
+from nodeagent.gc.logs import HostLogs, LeakRemover, LogLinkRemover, PodLogRemover
 from nodeagent.gc.removers import ContainerRemover, ImageRemover, ImageRemoverWithoutLeases, SandboxRemover
 from nodeagent.model.decision import ItemKind
 from nodeagent.pods.images import no_pod_images
 from nodeagent.record import Record
-from nodeagent.runtime.cri import mounts_images
-from nodeagent.runtime.storage_backend import CriOnlyStorage
+from nodeagent.runtime.cri import CriClient, mounts_images
+from nodeagent.runtime.storage_backend import CriOnlyStorage, StorageBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from nodeagent.clock import Clock
     from nodeagent.gc.executor import BatchRemover, Remover
-    from nodeagent.gc.logs import HostLogs
     from nodeagent.gc.pass_state import UndoTerms
     from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.model import Hold, NodeSnapshot, PodImages, UnreferencedPiece
-    from nodeagent.runtime.cri import CriClient
-    from nodeagent.runtime.storage_backend import StorageBackend
 
 
 class RemoverFactory(Record):

@@ -7,28 +7,24 @@ again for the item, so that a preview, a pass and a guard cannot disagree.
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, RuntimeUnsupportedError, StoreError
 from nodeagent.gc.executor import Outcome, Result
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.keep_rules import holds_in_force
-from nodeagent.model import ContainerState, NodeSnapshot
-from nodeagent.model.decision import ReasonCode, Verdict
+from nodeagent.model import ClockTrust, Container, ContainerState, Hold, Image, NodeSnapshot, Sandbox
+from nodeagent.model.decision import Decision, ReasonCode, Verdict
 from nodeagent.record import replace
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from datetime import datetime
-
     from nodeagent.clock import Clock
     from nodeagent.gc.guard import RuntimeReader
     from nodeagent.gc.logs import HostLogs
     from nodeagent.gc.plan.policy import ImageGCPolicy
-    from nodeagent.model import ClockTrust, Container, Hold, Image, Sandbox
-    from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage
     from nodeagent.runtime.cri import CriClient
 

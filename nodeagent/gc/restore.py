@@ -11,7 +11,10 @@ proves that the removal was not committed, so the image names are restored; see
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, RuntimeUnsupportedError, UsageError
@@ -22,10 +25,6 @@ from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from datetime import datetime, timedelta
-    from pathlib import Path
-
     from nodeagent.clock import Clock
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.leases import ImageName, OpenRemoval, Restored, UndoableRemoval

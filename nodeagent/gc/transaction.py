@@ -10,8 +10,9 @@ with one garbage collection. See :mod:`nodeagent.runtime.leases` for the log of 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import (
@@ -22,24 +23,19 @@ from nodeagent.errors import (
     RuntimeUnsupportedError,
 )
 from nodeagent.gc.executor import Outcome, Result, caught
-from nodeagent.gc.guard import Settled, settle
+from nodeagent.gc.guard import Settled, Waits, settle
 from nodeagent.record import Record
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.leases import holder_of, is_disk_full
+from nodeagent.runtime.leases import ImageName, Restored, holder_of, is_disk_full
 from nodeagent.runtime.metadata_graph import SNAPSHOTS
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-    from datetime import datetime
-
     from nodeagent.clock import Clock
-    from nodeagent.gc.guard import Waits
     from nodeagent.gc.pass_state import UndoTerms
     from nodeagent.model import ClockTrust, Image
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage
-    from nodeagent.runtime.leases import ImageName, Restored
     from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
     from nodeagent.runtime.storage_graph import ImageExtent
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from nodeagent.record import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 _ROOT: Final = Path("/")
 _READ_BYTES: Final = 16384

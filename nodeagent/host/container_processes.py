@@ -18,17 +18,15 @@ import re
 import resource
 import select
 import signal
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.cgroups import read_cpu_us
-from nodeagent.host.processes import read_cgroup_names, read_stat, signal_member
+from nodeagent.host.processes import ProcessStat, read_cgroup_names, read_stat, signal_member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
     from nodeagent.clock import Clock
-    from nodeagent.host.processes import ProcessStat
 
 MAX_DIRECTORIES: Final = 100_000
 """Maximum number of cgroups to read."""

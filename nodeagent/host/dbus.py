@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from dbus_fast import BusType, Message, MessageType, Variant
 from dbus_fast.aio import MessageBus
@@ -15,11 +17,7 @@ from dbus_fast.errors import DBusFastError
 from nodeagent.errors import InhibitorError
 from nodeagent.record import Record
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
-
-    SignalHandler = Callable[[Message], None]
+SignalHandler = Callable[[Message], None]
 
 BUS_NAME: Final = "org.freedesktop.DBus"
 _BUS_PATH: Final = "/org/freedesktop/DBus"

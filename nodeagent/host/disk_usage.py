@@ -19,11 +19,8 @@ import math
 import os
 import stat
 import time
+from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable
 
 _BLOCK_BYTES = 512  # Source: stat(2), st_blocks
 _STEP_ENTRIES = 256

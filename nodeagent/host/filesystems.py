@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import struct
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,8 +21,6 @@ from nodeagent.errors import ObservationError
 from nodeagent.model import FsObservation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from nodeagent.clock import Clock
 
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")

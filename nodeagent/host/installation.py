@@ -17,9 +17,10 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from nodeagent import __version__
 from nodeagent.config.files import open_trusted
@@ -27,9 +28,6 @@ from nodeagent.errors import ConfigError, InstallError, NodeAgentError, UsageErr
 from nodeagent.files import replace_file
 from nodeagent.host.commands import run
 from nodeagent.parsing import parse_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 DEFAULT_PREFIX: Final = Path("/opt/nodeagent")
 MANIFEST: Final = "nodeagent-manifest.json"

@@ -26,6 +26,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
@@ -33,8 +34,6 @@ from nodeagent.host.sockets import ListenerReader
 from nodeagent.model.node import KubeletProcess, KubeletTraces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from nodeagent.clock import Clock
 
 _NO_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})

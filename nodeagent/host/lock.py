@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 
 from nodeagent.errors import PassBusyError
 from nodeagent.host.node import boot_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
 
 def process_lock(path: Path) -> AbstractContextManager[str]:

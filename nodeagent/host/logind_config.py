@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.files import replace_file
 from nodeagent.record import Record
 from nodeagent.units import USEC_INFINITY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ROOT = Path("/")
 

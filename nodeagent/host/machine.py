@@ -9,8 +9,9 @@ import re
 import shlex
 import socket
 import struct
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psutil
 
@@ -18,9 +19,6 @@ from nodeagent.errors import ObservationError
 from nodeagent.host.meminfo import read_totals
 from nodeagent.host.node import boot_id, node_name
 from nodeagent.model.kubernetes import Machine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 _ROOT: Final = Path("/")
 _KIB: Final = 1024

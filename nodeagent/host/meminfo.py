@@ -13,17 +13,15 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import psutil
 
 from nodeagent.errors import ObservationError
 from nodeagent.model.pressure import ArcSize, MemoryCounters, MemorySource, NodeMemory, PodsMemory, ReclaimActivity
 from nodeagent.record import replace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _KIB: Final = 1024
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")

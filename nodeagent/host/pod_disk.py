@@ -10,8 +10,9 @@ import dataclasses
 import os
 import stat
 import time
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Generator, Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Final
 
 import psutil
 
@@ -19,10 +20,6 @@ from nodeagent.host.disk_usage import Tree, TreeReader
 from nodeagent.host.filesystems import MOUNTINFO, filesystem_id, unescape
 from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.record import Record, field
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Mapping
-    from pathlib import Path
 
 _EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
 # Volume types on the node's own disk. Other volumes are not examined: a stat of a dead network mount never returns.

@@ -24,8 +24,10 @@ import os
 import re
 import signal
 import stat
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, ObservationError
@@ -35,9 +37,6 @@ from nodeagent.model.node import LogSpace
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from nodeagent.clock import Clock
 
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{3,252}")

@@ -14,15 +14,13 @@ import ctypes
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from nodeagent.host.cgroups import read_processes
 from nodeagent.host.node import boot_id
 from nodeagent.model.stops import ProcessIdentity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 _ROOT: Final = Path("/")
 _ENDED: Final = frozenset({"Z", "X", "x"})

@@ -11,11 +11,9 @@ import asyncio
 import errno
 import os
 import select
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Final
 
 _ROOT: Final = Path("/")
 _READ_BYTES: Final = 4096

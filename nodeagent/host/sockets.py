@@ -11,12 +11,10 @@ import os
 import pwd
 import socket
 import struct
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 _NETWORKS: Final = ("proc/1/net", "proc/self/net")
 """Network directories of process 1 and of the agent, normally of the same network namespace."""

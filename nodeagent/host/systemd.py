@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.files import replace_file
@@ -24,9 +25,6 @@ from nodeagent.host.node import boot_id
 from nodeagent.record import Record
 from nodeagent.text import escape
 from nodeagent.units import USEC_INFINITY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 STOPPING: Final = "stopping"
 _BUS: Final = "dbus.service"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
 import h11
@@ -18,16 +19,12 @@ import msgspec
 from nodeagent import __version__
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
 from nodeagent.http_exchange import PART_BYTES, HttpExchange, HttpProtocolError, TruncatedResponseError
-from nodeagent.model.kubernetes import Lease, Node
+from nodeagent.model.kubernetes import ApiAccess, Lease, Node
 from nodeagent.record import Record
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from typing import Any
-
     from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
-    from nodeagent.model.kubernetes import ApiAccess
 
 JSON: Final = "application/json"
 _MAX_SHOWN: Final = 300

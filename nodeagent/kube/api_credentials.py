@@ -10,19 +10,15 @@ import binascii
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from nodeagent.config.files import open_trusted
 from nodeagent.errors import ApiServerUnavailableError, ConfigError
 from nodeagent.files import FileStamp, file_stamp
 from nodeagent.guarded_call import GuardedCall
-from nodeagent.model.kubernetes import check_server_url
+from nodeagent.model.kubernetes import ApiAccess, check_server_url
 from nodeagent.parsing import parse_yaml
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nodeagent.model.kubernetes import ApiAccess
 
 _MAX_FILE_BYTES: Final = 1 << 20
 _REFUSED: Final = {

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -20,7 +21,6 @@ from nodeagent.text import escape
 
 if TYPE_CHECKING:
     import ssl
-    from pathlib import Path
 
     from nodeagent.clock import Clock
     from nodeagent.model.kubernetes import KubeletAccess

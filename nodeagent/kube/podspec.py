@@ -8,16 +8,14 @@ neither treated as deleted nor evicted.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.model.pods import CRITICAL_CLASS_PRIORITIES, ContainerSpec, EmptyDirSpec, PodSpec
 from nodeagent.model.pressure import QosClass
 from nodeagent.units import parse_quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _Object = dict[str, object]
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from datetime import datetime
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.host.node import boot_id as read_boot_id
-from nodeagent.model import ContainerState
+from nodeagent.model import ClockTrust, ContainerState, NodeSnapshot
 from nodeagent.record import replace
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.store.database import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from datetime import datetime
-    from pathlib import Path
-
     from nodeagent.clock import Clock
-    from nodeagent.model import ClockTrust, NodeSnapshot
     from nodeagent.store.observation import ItemKey
 
 # Module constants, since a lookup in the enum class takes ten times as long.

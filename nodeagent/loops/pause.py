@@ -12,12 +12,11 @@ from nodeagent.loops.clock_reading import read_clocks
 from nodeagent.loops.passes import Pause, PausedBy
 from nodeagent.loops.pause_file import PauseFile, StoredPause
 from nodeagent.record import replace
-from nodeagent.store.clock_record import advance, trust
+from nodeagent.store.clock_record import ClockRecord, advance, trust
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.store.clock_record import ClockRecord
 
 POLL_S: Final = 10.0
 """Interval in seconds at which the end of a pause is checked."""

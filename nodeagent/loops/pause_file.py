@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
@@ -12,8 +13,6 @@ from nodeagent.schemas import SchemaId
 from nodeagent.store.json_file import JsonFile
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nodeagent.store.clock_record import ClockReading
 
 FILE_NAME: Final = "pause.json"

@@ -7,7 +7,8 @@ The mode is stored in the state directory, since a restart can be a switch as we
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
@@ -16,9 +17,6 @@ from nodeagent.schemas import SchemaId
 from nodeagent.store.json_file import JsonFile
 
 if TYPE_CHECKING:
-    from datetime import datetime
-    from pathlib import Path
-
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock

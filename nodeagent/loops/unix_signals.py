@@ -11,12 +11,12 @@ Not covered: the milliseconds between exec and the first line of Python. systemd
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator
 
 BLOCKED: Final = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from nodeagent.model.decision import Reason, ReasonCode
+from nodeagent.model.decision import Detail, Reason, ReasonCode
 from nodeagent.record import Record
 from nodeagent.units import format_duration
-
-if TYPE_CHECKING:
-    from nodeagent.model.decision import Detail
 
 
 class ClockTrust(Record):

@@ -7,20 +7,18 @@ agree.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from operator import attrgetter, eq
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec.structs import force_setattr
 
 from nodeagent.model.reason_codes import SENTENCES, ReasonCode
 from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = [
     "NO_FAILURES",

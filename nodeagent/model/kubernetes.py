@@ -9,6 +9,7 @@ Source: Kubernetes API, ``core/v1`` and ``coordination.k8s.io/v1``.
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -18,8 +19,6 @@ from nodeagent.errors import ConfigError
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.model.runtime import Image
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -9,9 +11,6 @@ from nodeagent.model.clock import TRUSTED, ClockTrust
 from nodeagent.record import Record, Time, field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
-
     from nodeagent.model.pods import PodList
     from nodeagent.model.runtime import Container, Image, ImageUsage, ListContradiction, Sandbox
     from nodeagent.model.storage import FsObservation, ImageFilesystem, StorageGraph

@@ -5,20 +5,18 @@ Source of the reserved priorities: Kubernetes ``pkg/apis/scheduling/types.go``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003 - stored pods are decoded by these types
+from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.model import runtime
 from nodeagent.model.pressure import QosClass  # noqa: TC001 - stored pods are decoded by this type
-from nodeagent.model.runtime import LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, ContainerState
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from nodeagent.model.pressure import Footprint, LayerUsage, Moment, PodFacts
-    from nodeagent.model.runtime import Container, Sandbox
     from nodeagent.model.stops import ShutdownPod
 
 
@@ -116,7 +114,7 @@ class PodListReading(Record):
         return replace(self, error=error)
 
 
-_OWN_LABELS = frozenset({LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID})
+_OWN_LABELS = frozenset({runtime.LABEL_POD_NAME, runtime.LABEL_POD_NAMESPACE, runtime.LABEL_POD_UID})
 
 
 class ContainerSpec(Record):
@@ -243,9 +241,9 @@ class RuntimePod(Record):
     """
 
     uid: str
-    sandbox: Sandbox
+    sandbox: runtime.Sandbox
     sandbox_ids: tuple[str, ...]
-    containers: tuple[Container, ...] = ()
+    containers: tuple[runtime.Container, ...] = ()
     cgroup_parent: str = ""
     traits: Mapping[str, ContainerTraits] = field(default_factory=dict)
     memory_min_bytes: int | None = None
@@ -253,9 +251,9 @@ class RuntimePod(Record):
     status_read: bool = True
 
     @property
-    def running(self) -> tuple[Container, ...]:
+    def running(self) -> tuple[runtime.Container, ...]:
         """The running containers of the pod, newest first."""
-        return tuple(each for each in self.containers if each.state is ContainerState.RUNNING)
+        return tuple(each for each in self.containers if each.state is runtime.ContainerState.RUNNING)
 
     @property
     def sandbox_files(self) -> tuple[str, ...]:

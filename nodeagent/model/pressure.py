@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from nodeagent.record import Record, field
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 T_co = TypeVar("T_co", covariant=True)
 

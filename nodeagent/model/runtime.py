@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from msgspec.structs import force_setattr
 
 from nodeagent.model.clock import TRUSTED, ClockTrust
 from nodeagent.record import KeyedRecord, Record, field
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
 
 
 class Image(Record, gc=False):

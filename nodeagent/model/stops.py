@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003 - the fields of stored records are evaluated
+from collections.abc import Mapping
 from enum import StrEnum
 
 from nodeagent.record import KeyedRecord, Record, Time, field

@@ -6,14 +6,11 @@ remaining images. The graph contains every piece once, so a planner can count ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from nodeagent.record import Record, field
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
 
 
 class PieceKind(StrEnum):

@@ -13,6 +13,7 @@ import dataclasses
 import threading
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,22 +22,20 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.filesystems import read_mounts
 from nodeagent.host.pod_disk import PodDisk, PodDiskWalk, find_layer_devices, find_upper_directories
-from nodeagent.model import ContainerState
+from nodeagent.model import Container, ContainerState
 from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.pods.usage import total
 from nodeagent.record import Record, field, replace
 from nodeagent.runtime.connection import run_bounded
+from nodeagent.runtime.containerd_records import SnapshotUsage
 from nodeagent.runtime.cri_messages import ContainerUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-
     from nodeagent.host.disk_usage import Tree
-    from nodeagent.model import Container
     from nodeagent.model.pods import PodReading, RuntimePod
-    from nodeagent.runtime.containerd_records import SnapshotUsage
 
-    MeasureLayer = Callable[[str, str], Awaitable[SnapshotUsage | None]]
+MeasureLayer = Callable[[str, str], Awaitable[SnapshotUsage | None]]
+
 
 SLICE_S: Final = 0.02
 """Time slice of one walk in seconds, before the next walk continues."""

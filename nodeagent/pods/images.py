@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import NO_POD_IMAGES, PodImages
-from nodeagent.model.pods import ENDED, Completeness
-from nodeagent.pods.sources import MAX_AGE_S, BoundPods
+from nodeagent.model.pods import ENDED, Completeness, PodSpec
+from nodeagent.pods.sources import MAX_AGE_S, BoundPods, ManifestLister, SandboxLister
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from nodeagent.clock import Clock
-    from nodeagent.model.pods import PodSpec
     from nodeagent.pods.settings import KubeletSettings
-    from nodeagent.pods.sources import ManifestLister, SandboxLister
     from nodeagent.pods.watched import WatchedPods
 
 _MANIFESTS_S: Final = 5.0

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.kube.api_client import ApiRequest, ApiStatus, ApiStream
+from nodeagent.kube.api_client import ApiClient, ApiRequest, ApiStatus, ApiStream
 from nodeagent.kube.podspec import parse_listed_pod
 from nodeagent.model.pods import ENDED, PodSpec
 from nodeagent.pods.plan.watch import MAX_ENDED, MAX_PODS, EventKind, PodEvent, compact
@@ -19,7 +19,6 @@ from nodeagent.record import replace
 from nodeagent.text import escape
 
 if TYPE_CHECKING:
-    from nodeagent.kube.api_client import ApiClient
     from nodeagent.kube.api_credentials import ApiCredentials
     from nodeagent.model.kubernetes import ApiAccess
 

@@ -11,6 +11,7 @@ causes another read. A pass on an idle node therefore requires only two list cal
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,15 +19,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.sockets import port_owners
-from nodeagent.kube.kubelet_pods import KubeletListing, KubeletPods
+from nodeagent.kube.kubelet_pods import KubeletListing, KubeletPods, PodLister
 from nodeagent.kube.manifests import ManifestReader
-from nodeagent.model import ContainerState, Role
-from nodeagent.model.pods import PodInventory, PodReading
+from nodeagent.model import Container, ContainerState, Role, Sandbox
+from nodeagent.model.pods import ContainerTraits, PodHandle, PodInventory, PodReading, RuntimePod
 from nodeagent.model.pressure import LayerUsage, Moment
 from nodeagent.pods.disk_usage import (
     AT_LEAST_ZERO,
     DiskUsage,
     ExitedLayers,
+    MeasureLayer,
     PodDiskReader,
     measure_missing,
     replace_layers,
@@ -44,14 +46,8 @@ from nodeagent.runtime.connection import gather_all
 from nodeagent.runtime.long_lists import is_too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-
     from nodeagent.clock import Clock
-    from nodeagent.kube.kubelet_pods import PodLister
-    from nodeagent.model import Container, Sandbox
     from nodeagent.model.kubernetes import KubeletAccess
-    from nodeagent.model.pods import ContainerTraits, PodHandle, RuntimePod
-    from nodeagent.pods.disk_usage import MeasureLayer
     from nodeagent.pods.watched import WatchedPods
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import ContainerDetails, ContainerUsage, SandboxDetails

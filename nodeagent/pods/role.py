@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import copy
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nodeagent.clock import SystemClock
+from nodeagent.clock import Clock, SystemClock
 from nodeagent.guarded_call import GuardedCall
 from nodeagent.host.kubelet_traces import KubeletTraceReader, read_kubelet_traces
 from nodeagent.model import KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
 from nodeagent.pods.plan.role import apply_hysteresis, decide_role
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.clock import Clock
 
 ROLE_POLL_S: Final = 10.0
 """Poll interval in seconds of a task that waits for a change of the role."""

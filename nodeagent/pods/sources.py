@@ -17,24 +17,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError
-from nodeagent.model.pods import ENDED, Completeness, PodListReading, PodListSource
-from nodeagent.model.runtime import ANNOTATION_SOURCE
+from nodeagent.model.pods import ENDED, Completeness, PodListReading, PodListSource, PodSpec
+from nodeagent.model.runtime import ANNOTATION_SOURCE, Sandbox
 from nodeagent.pods.plan.definitions import SpecIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
     from nodeagent.clock import Clock
     from nodeagent.kube.kubelet_pods import KubeletListing, PodLister
     from nodeagent.kube.manifests import Manifests
-    from nodeagent.model import Sandbox
-    from nodeagent.model.pods import PodSpec
     from nodeagent.pods.watched import WatchedPods
 
-    SandboxLister = Callable[[], Awaitable[tuple[Sandbox, ...]]]
+SandboxLister = Callable[[], Awaitable[tuple[Sandbox, ...]]]
+
 
 _MANIFESTS_S: Final = 5.0
 

@@ -5,34 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.guarded_call import call_kernel
-from nodeagent.host.cgroups import (
-    Cgroups,
-    CgroupUsage,
-    expand_parent,
-    read_memory_max,
-    read_memory_min,
-    read_memory_stalls,
-    read_usage,
-    read_working_sets,
-)
+from nodeagent.host import cgroups
 from nodeagent.host.filesystems import read_mounts
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.meminfo import read_totals
 from nodeagent.host.pod_disk import memory_volumes_bytes
-from nodeagent.model.pods import ContainerHandle, PodHandle, PodReading
+from nodeagent.model.pods import ContainerHandle, ContainerTraits, PodHandle, PodReading, RuntimePod
 from nodeagent.pods.plan.inference import qos_of_cgroup
 from nodeagent.record import replace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from nodeagent.model.pods import ContainerTraits, RuntimePod
 
 _WITHIN_S: Final = 5.0
 _SHARED_BYTES: Final = 1 << 20
@@ -55,7 +42,7 @@ class PodCgroups:
         self._root = root
         self._kubelet_root = kubelet_root
         self._with_stalls = with_stalls
-        self._cgroups = Cgroups(root)
+        self._cgroups = cgroups.Cgroups(root)
         self._directories: dict[str, str] = {}
         self._memory_min: dict[str, int] = {}
         self._memory_max: dict[str, int] = {}
@@ -105,7 +92,7 @@ class PodCgroups:
 
     def find_handles(self, pods: Sequence[RuntimePod]) -> dict[str, PodHandle]:
         """Return the handle of each pod by UID, with sandboxes, containers and existing cgroups."""
-        shared = Counter(expand_parent(pod.cgroup_parent) for pod in pods)
+        shared = Counter(cgroups.expand_parent(pod.cgroup_parent) for pod in pods)
         return {pod.uid: self._handle(pod, shared) for pod in pods}
 
     async def read(
@@ -122,7 +109,7 @@ class PodCgroups:
     def _handle(self, pod: RuntimePod, shared: Mapping[str, int]) -> PodHandle:
         pod_cgroup = None
         # A parent shared by several pods, or outside of pods, would include the usage of other processes.
-        if shared[expand_parent(pod.cgroup_parent)] == 1 and _is_of_pod(pod):
+        if shared[cgroups.expand_parent(pod.cgroup_parent)] == 1 and _is_of_pod(pod):
             pod_cgroup = self._directory(pod.sandbox.id, partial(self._cgroups.find, pod.cgroup_parent))
         containers = []
         for each in pod.running:
@@ -147,11 +134,11 @@ class PodCgroups:
         for sandbox_id in list(self._memory_min):  # a copy, since the thread of a timed out reading may add entries
             directory = self._directories.get(sandbox_id)
             if directory is not None:
-                self._memory_min[sandbox_id] = read_memory_min(directory) or 0
+                self._memory_min[sandbox_id] = cgroups.read_memory_min(directory) or 0
         resized = set()
         for container_id, known in traits.items():
             directory = self._directories.get(container_id)
-            limit_bytes = None if directory is None else read_memory_max(directory)
+            limit_bytes = None if directory is None else cgroups.read_memory_max(directory)
             if limit_bytes is None:
                 continue
             before = self._memory_max.get(container_id)
@@ -178,18 +165,18 @@ class PodCgroups:
     def _read_pod(self, pod: RuntimePod, handle: PodHandle) -> PodReading:
         """Return the reading of a pod, with all its shared memory as an upper bound of its memory volumes."""
         directories = {each.id: each.cgroup for each in handle.containers if each.cgroup is not None}
-        memory = read_working_sets(directories)
+        memory = cgroups.read_working_sets(directories)
         if handle.cgroup is not None:
-            usage = read_usage(handle.cgroup)
+            usage = cgroups.read_usage(handle.cgroup)
             if pod.memory_min_bytes is None and usage is not None:
-                self._memory_min[pod.sandbox.id] = read_memory_min(handle.cgroup) or 0
+                self._memory_min[pod.sandbox.id] = cgroups.read_memory_min(handle.cgroup) or 0
         else:
             usage = _total_usage(directories, len(handle.containers))
         if usage is None:
             return PodReading(container_memory_bytes=memory)
         stalls: tuple[float | None, float | None] = (None, None)
         if self._with_stalls and handle.cgroup is not None:
-            stalls = read_memory_stalls(handle.cgroup)
+            stalls = cgroups.read_memory_stalls(handle.cgroup)
         return PodReading(
             usage.memory_bytes,
             usage.swap_bytes,
@@ -208,12 +195,12 @@ def _is_of_pod(pod: RuntimePod) -> bool:
     return qos_of_cgroup(pod.cgroup_parent)[0] is not None or pod.uid in last or pod.uid.replace("-", "_") in last
 
 
-def _total_usage(directories: Mapping[str, str], count: int) -> CgroupUsage | None:
+def _total_usage(directories: Mapping[str, str], count: int) -> cgroups.CgroupUsage | None:
     """Return the total usage of ``count`` containers; ``None`` if the cgroup of a container is unreadable."""
-    usages = [usage for each in directories.values() if (usage := read_usage(each)) is not None]
+    usages = [usage for each in directories.values() if (usage := cgroups.read_usage(each)) is not None]
     if not usages or len(usages) < count:
         return None
-    return CgroupUsage(
+    return cgroups.CgroupUsage(
         total(each.memory_bytes for each in usages),
         total(each.swap_bytes for each in usages),
         total(each.pids for each in usages),

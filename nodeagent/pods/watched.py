@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -10,25 +12,11 @@ import msgspec
 from nodeagent.errors import StoreError
 from nodeagent.files import open_regular, replace_file
 from nodeagent.host.node import node_name
-from nodeagent.model.pods import PodSpec
-from nodeagent.pods.plan.watch import (
-    TRUNCATED,
-    WatchState,
-    after_events,
-    is_current,
-    pod_list,
-    proof_problem,
-    reading,
-    restored,
-)
+from nodeagent.model.pods import PodList, PodListReading, PodSpec
+from nodeagent.pods.plan import watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     from nodeagent.clock import Clock
-    from nodeagent.model.pods import PodList, PodListReading
-    from nodeagent.pods.plan.watch import PodEvent
 
 _MAX_EVENTS: Final = 1000
 
@@ -44,11 +32,11 @@ class WatchedPods:
         """Create an empty state without a configured watch."""
         self._clock = clock
         self.address = ""
-        self._state = WatchState()
-        self._events: list[PodEvent] = []
+        self._state = watch.WatchState()
+        self._events: list[watch.PodEvent] = []
         self._answered: tuple[float, datetime] | None = None
 
-    def add(self, event: PodEvent, now_s: float, now: datetime) -> None:
+    def add(self, event: watch.PodEvent, now_s: float, now: datetime) -> None:
         """Add an event of the watch; the state is computed when it is read, so that an event takes constant time."""
         self._events.append(event)
         self._answered = now_s, now
@@ -56,14 +44,14 @@ class WatchedPods:
             self.state = self.state
 
     @property
-    def state(self) -> WatchState:
+    def state(self) -> watch.WatchState:
         """The latest state of the watch."""
         if self._answered is not None:
-            self.state = after_events(self._state, self._events, *self._answered)
+            self.state = watch.after_events(self._state, self._events, *self._answered)
         return self._state
 
     @state.setter
-    def state(self, state: WatchState) -> None:
+    def state(self, state: watch.WatchState) -> None:
         self._state, self._events, self._answered = state, [], None
 
     @property
@@ -74,7 +62,7 @@ class WatchedPods:
     @property
     def is_current(self) -> bool:
         """Whether the watch is configured and its pods are up to date."""
-        return self.configured and is_current(self.state, self._clock.monotonic_s())
+        return self.configured and watch.is_current(self.state, self._clock.monotonic_s())
 
     @property
     def is_complete(self) -> bool:
@@ -92,25 +80,27 @@ class WatchedPods:
         """Return the pod list for the planners; ``None`` without a configured watch."""
         if not self.configured:
             return None
-        return pod_list(self.state, self._clock.monotonic_s(), self._clock.now())
+        return watch.pod_list(self.state, self._clock.monotonic_s(), self._clock.now())
 
     def reading(self) -> PodListReading | None:
         """Return the state of the watch, for display; ``None`` without a configured watch."""
-        return reading(self.state, self.address, self._clock.monotonic_s()) if self.configured else None
+        return watch.reading(self.state, self.address, self._clock.monotonic_s()) if self.configured else None
 
     @property
     def outdated(self) -> str:
         """Statement that the pods are not current, with the cause; empty without a configured watch."""
         if not self.configured or self.is_current:
             return ""
-        return f"the pods of the API server are not current: {proof_problem(self.state, self._clock.monotonic_s())}"
+        return (
+            f"the pods of the API server are not current: {watch.proof_problem(self.state, self._clock.monotonic_s())}"
+        )
 
     def warn(self, warnings: list[str]) -> None:
         """Add a warning while the pods are not current, and a warning if pods are malformed."""
         if outdated := self.outdated:
             warnings.append(outdated)
         if self.configured and self.state.truncated:
-            warnings.append(f"pods watched at the API server are truncated: {TRUNCATED}")
+            warnings.append(f"pods watched at the API server are truncated: {watch.TRUNCATED}")
         malformed = [each.malformed for each in self.pods if each.malformed]
         if malformed:
             more = f" and {len(malformed) - 1} more" if len(malformed) > 1 else ""
@@ -118,7 +108,7 @@ class WatchedPods:
 
     def reset(self) -> None:
         """Discard the pods and the address, such as after the watch was disabled."""
-        self.address, self.state = "", WatchState()
+        self.address, self.state = "", watch.WatchState()
 
 
 def list_address(node: str) -> str:
@@ -141,7 +131,7 @@ def restore_pods(watched: WatchedPods, directory: Path, configured_name: str) ->
     watched.address = list_address(name)
     stored = read_watched_pods(directory, name)
     if stored is not None:
-        watched.state = restored(stored.pods, stored.at)
+        watched.state = watch.restored(stored.pods, stored.at)
 
 
 FILE_NAME: Final = "api-pods.json"

@@ -10,8 +10,10 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
 import grpc.aio
@@ -28,13 +30,12 @@ from nodeagent.errors import (
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
-
     from nodeagent.settings.settings import Settings
 
-    CallObserver = Callable[[str, float, str], None]
-    Metadata = Sequence[tuple[str, str]]
+
+CallObserver = Callable[[str, float, str], None]
+Metadata = Sequence[tuple[str, str]]
+
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)

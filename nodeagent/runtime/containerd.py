@@ -6,6 +6,7 @@ the bytes freed by a deletion.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,6 @@ from nodeagent.runtime.decode_cache import DecodeCache, PartCache
 from nodeagent.runtime.long_lists import LongList
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from nodeagent.runtime.connection import RuntimeConnection
 
 NAMESPACE = "k8s.io"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
@@ -13,8 +14,6 @@ from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from google.protobuf.timestamp_pb2 import Timestamp
 
     from nodeagent._proto.containerd.services.content.v1 import content_pb2

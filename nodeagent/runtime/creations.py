@@ -11,20 +11,18 @@ Source: containerd ``container_create.go`` (CRI), ``client.NewContainer``, ``lea
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.containerd_records import KIND_LABEL
+from nodeagent.runtime.containerd_records import KIND_LABEL, Stamp
 from nodeagent.runtime.metadata_graph import EXPIRE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from nodeagent.clock import Clock
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import Stamp
 
 LONGEST_CREATION: Final = timedelta(minutes=2)
 """Age beyond which a lease or a snapshot counts as left by a failed creation: the kubelet's default request timeout."""

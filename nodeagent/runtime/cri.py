@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
-from nodeagent.model import RuntimeInfo
+from nodeagent.model import Container, Image, RuntimeInfo, Sandbox
 from nodeagent.record import replace
-from nodeagent.runtime.connection import Method, run_bounded
+from nodeagent.runtime.connection import Method, RuntimeConnection, run_bounded
 from nodeagent.runtime.cri_messages import (
+    ContainerDetails,
+    ContainerUsage,
     ImageFsInfo,
+    RuntimeStatus,
+    SandboxDetails,
     decode_container,
     decode_container_details,
     decode_container_usage,
@@ -26,13 +31,6 @@ from nodeagent.runtime.cri_messages import (
 )
 from nodeagent.runtime.decode_cache import DecodeCache
 from nodeagent.runtime.long_lists import LongList, PrefixList, is_too_large
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from nodeagent.model import Container, Image, Sandbox
-    from nodeagent.runtime.connection import RuntimeConnection
-    from nodeagent.runtime.cri_messages import ContainerDetails, ContainerUsage, RuntimeStatus, SandboxDetails
 
 _RUNTIME = "/runtime.v1.RuntimeService/"
 _IMAGE = "/runtime.v1.ImageService/"

@@ -6,9 +6,9 @@ texts in many objects of a list share one object, which saves memory and is comp
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.model import Container, ContainerState, Image, Sandbox
@@ -17,9 +17,6 @@ from nodeagent.model.runtime import LABEL_POD_UID
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record, replace
 from nodeagent.runtime.decode_cache import shared_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONTAINER_STATES = {

@@ -23,15 +23,13 @@ entries.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import repeat
 from operator import attrgetter, eq
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 _DIGEST_BYTES = 16
 

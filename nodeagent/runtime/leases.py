@@ -29,6 +29,7 @@ import base64
 import binascii
 import hashlib
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from types import MappingProxyType
@@ -39,15 +40,21 @@ from google.protobuf.message import DecodeError
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.record import Record
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.containerd_records import KIND_LABEL, REMOVED, LeasedResource, decode_encoded_image, is_undo
+from nodeagent.runtime.containerd_records import (
+    KIND_LABEL,
+    REMOVED,
+    Blob,
+    Lease,
+    LeasedResource,
+    StoredImage,
+    decode_encoded_image,
+    is_undo,
+)
 from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, references
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from nodeagent.clock import Clock
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import Blob, Lease, StoredImage
 
 MAX_LABELS_BYTES: Final = 4 << 20
 """Maximum size of the recorded names; containerd accepts requests of 16 MiB by default."""

@@ -29,18 +29,14 @@ of the lists find an object; ``RunPodSandbox`` on a failed cleanup; ``util.Gener
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
-from nodeagent.runtime.connection import MAX_ANSWER_BYTES, run_bounded
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-
-    from nodeagent.runtime.connection import Metadata, Method, RuntimeConnection
+from nodeagent.runtime.connection import MAX_ANSWER_BYTES, Metadata, Method, RuntimeConnection, run_bounded
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)

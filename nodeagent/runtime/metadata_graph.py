@@ -12,22 +12,20 @@ Source: containerd ``docs/garbage-collection.md``, labels ``containerd.io/gc.*``
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nodeagent.record import Record
-from nodeagent.runtime.containerd_records import GC_LABELS, Snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-
-    from nodeagent.runtime.containerd_records import (
-        Blob,
-        Lease,
-        LeasedResource,
-        StoredContainer,
-        StoredImage,
-    )
+from nodeagent.runtime.containerd_records import (
+    GC_LABELS,
+    Blob,
+    Lease,
+    LeasedResource,
+    Snapshot,
+    StoredContainer,
+    StoredImage,
+)
 
 DEFAULT_SNAPSHOTTER = "overlayfs"
 

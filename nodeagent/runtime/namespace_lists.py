@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.model import PieceKind, StoredPiece
+from nodeagent.model import Image, PieceKind, StoredPiece
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all, run_bounded
 from nodeagent.runtime.metadata_graph import (
@@ -21,31 +23,18 @@ from nodeagent.runtime.metadata_graph import (
     DEFAULT_SNAPSHOTTER,
     SNAPSHOTS,
     Inventory,
+    Node,
     Stored,
     is_expired,
     snapshotters_in,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
-    from datetime import datetime
-
     from nodeagent.clock import Clock
-    from nodeagent.model import Image
+    from nodeagent.runtime import containerd_records
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import (
-        Blob,
-        Ingest,
-        Lease,
-        LeasedResource,
-        Snapshot,
-        SnapshotUsage,
-        StoredContainer,
-        StoredImage,
-    )
-    from nodeagent.runtime.metadata_graph import Node
 
-    SnapshotList = Mapping[str, Snapshot] | RuntimeRequestError
+    SnapshotList = Mapping[str, containerd_records.Snapshot] | RuntimeRequestError
 
 # The usage of an overlay snapshot does not include two directories: the snapshot's directory and the work directory.
 _UNCOUNTED_DIRECTORIES = dict.fromkeys(("overlayfs", "fuse-overlayfs", "stargz", "soci", "nydus"), 2)
@@ -109,7 +98,9 @@ class DiskFormats(Record):
     default: DiskFormat
     by_store: Mapping[str, DiskFormat]
 
-    def stored_piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
+    def stored_piece(
+        self, node: Node, inventory: Inventory, usage: Mapping[Node, containerd_records.SnapshotUsage]
+    ) -> StoredPiece:
         """Return the stored piece of a node, without references.
 
         The key of a snapshot in a snapshotter other than the inventory's starts with the name of that snapshotter.
@@ -150,15 +141,17 @@ class NamespaceLists(Record):
         known: the earlier reading, whose unchanged entries are part of these lists.
     """
 
-    images: tuple[StoredImage, ...]
-    blobs: Mapping[str, Blob]
-    leases: tuple[tuple[Lease, tuple[LeasedResource, ...]], ...]
+    images: tuple[containerd_records.StoredImage, ...]
+    blobs: Mapping[str, containerd_records.Blob]
+    leases: tuple[tuple[containerd_records.Lease, tuple[containerd_records.LeasedResource, ...]], ...]
     expected: frozenset[str]
     foreign: frozenset[str]
     snapshots: Mapping[str, SnapshotList]
     known: Stored | None = None
 
-    def missing(self, images: Iterable[Image], containers: Iterable[StoredContainer]) -> frozenset[tuple[str, str]]:
+    def missing(
+        self, images: Iterable[Image], containers: Iterable[containerd_records.StoredContainer]
+    ) -> frozenset[tuple[str, str]]:
         """Return the missing image names and snapshots, as pairs of snapshotter (empty for an image name) and name.
 
         Args:
@@ -202,7 +195,7 @@ async def list_namespace(client: ContainerdClient, *, now: datetime, known: Stor
         RuntimeUnavailableError: no connection.
         RuntimeRequestError: a list failed, other than the snapshot list of a snapshotter.
     """
-    before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
+    before: Mapping[str, Mapping[str, containerd_records.Snapshot]] = known.snapshots if known is not None else {}
     (blobs, images, leases, ingests, namespaces), snapshots = await gather_all(
         gather_all(
             client.list_content(known.blobs if known else None),
@@ -227,7 +220,7 @@ async def list_namespace(client: ContainerdClient, *, now: datetime, known: Stor
     )
 
 
-def expected_digests(ingests: Iterable[Ingest]) -> frozenset[str]:
+def expected_digests(ingests: Iterable[containerd_records.Ingest]) -> frozenset[str]:
     """Return the digests of the blobs being written."""
     return frozenset(ingest.expected for ingest in ingests if ingest.expected)
 
@@ -236,7 +229,7 @@ async def make_inventory(
     client: ContainerdClient,
     lists: NamespaceLists,
     snapshotter: str | None,
-    containers: tuple[StoredContainer, ...],
+    containers: tuple[containerd_records.StoredContainer, ...],
 ) -> Inventory:
     """Return the inventory of a namespace; ``stored`` is the object of the earlier reading if unchanged.
 
@@ -269,7 +262,7 @@ async def _list_snapshots(
     client: ContainerdClient, snapshotters: Iterable[str], known: Stored | None
 ) -> dict[str, SnapshotList]:
     """Return the snapshots of each snapshotter, or the error of its list."""
-    before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
+    before: Mapping[str, Mapping[str, containerd_records.Snapshot]] = known.snapshots if known is not None else {}
 
     async def read(name: str) -> SnapshotList:
         try:
@@ -289,7 +282,7 @@ async def _read_stored(
     same_blobs = known is not None and _same(blobs, known.blobs)
     named = known if known is not None and same_blobs else await asyncio.to_thread(Stored, blobs, {})
     snapshotters = {*names, *named.snapshotters} or {DEFAULT_SNAPSHOTTER}
-    before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
+    before: Mapping[str, Mapping[str, containerd_records.Snapshot]] = known.snapshots if known is not None else {}
     listed = {**lists.snapshots, **await _list_snapshots(client, snapshotters - lists.snapshots.keys(), known)}
     snapshots = {}
     for name in sorted(snapshotters):

@@ -13,28 +13,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.record import Record
+from nodeagent.runtime import namespace_lists
 from nodeagent.runtime.connection import gather_all, run_bounded
 from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER
-from nodeagent.runtime.namespace_lists import NO_STORES, StorageLists, Stores, list_namespace
-from nodeagent.runtime.storage_graph import PINNED_LABEL
+from nodeagent.runtime.storage_graph import PINNED_LABEL, ImageExtent, LayerCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-
     from nodeagent.clock import Clock
     from nodeagent.model import Image, StorageGraph, UnreferencedPiece
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import SnapshotUsage, StoredContainer, StoredImage
     from nodeagent.runtime.creations import Creations
     from nodeagent.runtime.leases import ImageLeases, UndoLeases
-    from nodeagent.runtime.namespace_lists import DiskFormat, NamespaceLists
-    from nodeagent.runtime.storage_graph import ImageExtent, LayerCache
 
 
 class RemovalRecords(Record):
@@ -66,7 +63,7 @@ class StorageBackend(Protocol):
     def enabled(self) -> bool:
         """Whether the runtime's own services are used; false for CRI alone."""
 
-    async def list_records(self) -> StorageLists | None:
+    async def list_records(self) -> namespace_lists.StorageLists | None:
         """Return the lists for a storage graph, for a call concurrent with CRI's lists; ``None`` for CRI alone."""
 
     async def build_graph(
@@ -76,7 +73,7 @@ class StorageBackend(Protocol):
         snapshotter: str | None,
         path: str,
         containers: tuple[StoredContainer, ...] | None = None,
-        lists: StorageLists | None = None,
+        lists: namespace_lists.StorageLists | None = None,
     ) -> StorageGraph | None:
         """Return the storage graph of ``images``; ``None`` if the backend has no records.
 
@@ -150,7 +147,7 @@ class ContainerdStorage:
         client: ContainerdClient,
         clock: Clock,
         make_cache: Callable[[str], LayerCache],
-        read_format: Callable[[str], DiskFormat] | None = None,
+        read_format: Callable[[str], namespace_lists.DiskFormat] | None = None,
         read_owner: Callable[[], str] = str,
         *,
         read_revision: Callable[[str], Hashable] | None = None,
@@ -171,19 +168,19 @@ class ContainerdStorage:
         self._clock = clock
         self._make_cache = make_cache
         self._read_format = read_format
-        self._formats: dict[str, DiskFormat] = {}
+        self._formats: dict[str, namespace_lists.DiskFormat] = {}
         self._cache: LayerCache | None = None
         self._read_revision = read_revision
         self._database = ""
         self._read_owner = read_owner
 
-    async def list_records(self) -> StorageLists:
+    async def list_records(self) -> namespace_lists.StorageLists:
         """Return the lists for a storage graph."""
-        return StorageLists(*await gather_all(self._list_namespace(), self._read_stores()))
+        return namespace_lists.StorageLists(*await gather_all(self._list_namespace(), self._read_stores()))
 
-    async def _list_namespace(self) -> NamespaceLists:
+    async def _list_namespace(self) -> namespace_lists.NamespaceLists:
         if self._cache is None:
-            return await list_namespace(self._client, now=self._clock.now())
+            return await namespace_lists.list_namespace(self._client, now=self._clock.now())
         return await self._cache.list_namespace(self._client, await self._revision())
 
     async def _revision(self) -> Hashable:
@@ -207,7 +204,7 @@ class ContainerdStorage:
         snapshotter: str | None,
         path: str,
         containers: tuple[StoredContainer, ...] | None = None,
-        lists: StorageLists | None = None,
+        lists: namespace_lists.StorageLists | None = None,
     ) -> StorageGraph:
         """Return the storage graph of ``images``."""
         cache = self._cache_for(path)
@@ -226,14 +223,14 @@ class ContainerdStorage:
         except RuntimeRequestError:
             return {}
 
-    async def _read_stores(self) -> Stores:
+    async def _read_stores(self) -> namespace_lists.Stores:
         paths, read = await self.read_store_paths(), self._read_format
         if read is None:
-            return Stores(paths, NO_STORES.formats)
+            return namespace_lists.Stores(paths, namespace_lists.NO_STORES.formats)
         for path in paths.values():
             if path not in self._formats:
                 self._formats[path] = await asyncio.to_thread(read, path)
-        return Stores(paths, {store: self._formats[path] for store, path in paths.items()})
+        return namespace_lists.Stores(paths, {store: self._formats[path] for store, path in paths.items()})
 
     async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
         """Return the unreferenced blobs and snapshots.
@@ -343,7 +340,7 @@ class CriOnlyStorage:
 
     enabled = False
 
-    async def list_records(self) -> StorageLists | None:
+    async def list_records(self) -> namespace_lists.StorageLists | None:
         """Return ``None``, since CRI has no storage records."""
         return None
 
@@ -354,7 +351,7 @@ class CriOnlyStorage:
         snapshotter: str | None,
         path: str,
         containers: tuple[StoredContainer, ...] | None = None,
-        lists: StorageLists | None = None,
+        lists: namespace_lists.StorageLists | None = None,
     ) -> StorageGraph | None:
         """Return ``None``, since CRI has no records of layers."""
         return None

@@ -15,23 +15,39 @@ images through CRI. These containers and pins are read from containerd's own ser
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.clock import SystemClock
+from nodeagent.clock import Clock, SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
 from nodeagent.model import (
     Container,
     ContainerState,
+    Image,
     ImageRecord,
     ReferenceKind,
+    Sandbox,
     StorageGraph,
     StoredPiece,
     UnreferencedPiece,
 )
 from nodeagent.record import Record, replace
+from nodeagent.runtime import namespace_lists
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.containerd_records import LeasedResource, SnapshotKind, SnapshotUsage, Stamp, is_undo
+from nodeagent.runtime.containerd_records import (
+    Blob,
+    Lease,
+    LeasedResource,
+    Snapshot,
+    SnapshotKind,
+    SnapshotUsage,
+    Stamp,
+    StoredContainer,
+    StoredImage,
+    is_undo,
+)
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
     DEFAULT_SNAPSHOTTER,
@@ -39,20 +55,12 @@ from nodeagent.runtime.metadata_graph import (
     SNAPSHOTS,
     Inventory,
     Node,
+    Stored,
     sum_by_store,
 )
-from nodeagent.runtime.namespace_lists import NO_STORES, DiskFormat, DiskFormats, NamespaceCache, make_inventory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-    from datetime import datetime
-
-    from nodeagent.clock import Clock
-    from nodeagent.model import Image, Sandbox
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import Blob, Lease, Snapshot, StoredContainer, StoredImage
-    from nodeagent.runtime.metadata_graph import Stored
-    from nodeagent.runtime.namespace_lists import NamespaceLists, StorageLists
 
 PINNED_LABEL = "io.cri-containerd.pinned"
 
@@ -233,13 +241,13 @@ class LayerCache:
 
     def __init__(
         self,
-        disk: DiskFormat | None = None,
+        disk: namespace_lists.DiskFormat | None = None,
         clock: Clock | None = None,
         usage_store: SnapshotUsageStore | None = None,
     ) -> None:
         """Create a cache; the first build loads ``usage_store``. ``disk`` defaults to ext4 with 4 KiB blocks."""
-        self._disk = disk or DiskFormat()
-        self._stores = NO_STORES
+        self._disk = disk or namespace_lists.DiskFormat()
+        self._stores = namespace_lists.NO_STORES
         self._clock = clock or SystemClock()
         self._usage: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
         self._layout: _Layout | None = None
@@ -247,7 +255,7 @@ class LayerCache:
         self._targets: dict[str, tuple[str, Stamp]] = {}
         self._stored: frozenset[Node] | None = None
         self._missing: frozenset[tuple[str, str]] = frozenset()
-        self._namespace = NamespaceCache(self._clock)
+        self._namespace = namespace_lists.NamespaceCache(self._clock)
 
     async def build(
         self,
@@ -256,7 +264,7 @@ class LayerCache:
         *,
         snapshotter: str | None = None,
         containers: tuple[StoredContainer, ...] | None = None,
-        lists: StorageLists | None = None,
+        lists: namespace_lists.StorageLists | None = None,
     ) -> StorageGraph:
         """Return the storage graph of ``images``.
 
@@ -278,9 +286,9 @@ class LayerCache:
         await self._load_usage()
         if containers is None:
             containers = await client.list_containers()
-        self._stores = lists.stores if lists is not None else NO_STORES
+        self._stores = lists.stores if lists is not None else namespace_lists.NO_STORES
         namespace = await self._current(client, images, containers, lists)
-        inventory = await make_inventory(client, namespace, snapshotter, containers)
+        inventory = await namespace_lists.make_inventory(client, namespace, snapshotter, containers)
         images = sorted(images, key=lambda each: each.id)  # containerd lists the same images in changing order
         layout = self._layout
         if layout is None or not _is_valid(layout, inventory, images):
@@ -317,7 +325,7 @@ class LayerCache:
         namespace is included with that reference: its deletion removes the record and frees no bytes.
         """
         lists, containers = await asyncio.gather(self.list_namespace(client), client.list_containers())
-        inventory = await make_inventory(client, lists, snapshotter, containers)
+        inventory = await namespace_lists.make_inventory(client, lists, snapshotter, containers)
         referenced = set().union(
             inventory.referenced_by_images(inventory.images),
             inventory.referenced_by_containers(),
@@ -373,7 +381,9 @@ class LayerCache:
             if all(known.get(each.name) == each.target for each in own)
         }
 
-    async def list_namespace(self, client: ContainerdClient, revision: Hashable = None) -> NamespaceLists:
+    async def list_namespace(
+        self, client: ContainerdClient, revision: Hashable = None
+    ) -> namespace_lists.NamespaceLists:
         """Return the lists of the namespace; entries unchanged since the last graph are shared with it."""
         known = self._layout.stored if self._layout else None
         return await self._namespace.list(client, revision=revision, known=known)
@@ -383,8 +393,8 @@ class LayerCache:
         client: ContainerdClient,
         images: Sequence[Image],
         containers: Sequence[StoredContainer],
-        lists: StorageLists | None,
-    ) -> NamespaceLists:
+        lists: namespace_lists.StorageLists | None,
+    ) -> namespace_lists.NamespaceLists:
         """Return the lists of the namespace, read again if they lack an object that the last build did not lack."""
         namespace = lists.namespace if lists is not None else await self.list_namespace(client)
         missing = namespace.missing(images, containers)
@@ -482,7 +492,7 @@ class LayerCache:
         self._usage = {node: usage[node] for node in inventory.stored.existing if node in usage}
 
     def _piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
-        return DiskFormats(self._disk, self._stores.formats).stored_piece(node, inventory, usage)
+        return namespace_lists.DiskFormats(self._disk, self._stores.formats).stored_piece(node, inventory, usage)
 
 
 async def _snapshot_usage(client: ContainerdClient, node: Node) -> SnapshotUsage | None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psutil
 
@@ -23,9 +24,6 @@ from nodeagent.errors import ConfigError
 from nodeagent.parsing import parse_yaml
 from nodeagent.record import Record, field
 from nodeagent.settings.kubelet_import import read_kubelet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _MAX_BYTES: Final = 1 << 20
 _MAX_FILES: Final = 200

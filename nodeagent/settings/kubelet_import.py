@@ -6,9 +6,10 @@ import difflib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from nodeagent.config.files import read_document
 from nodeagent.config.validation import convert as validated
@@ -21,10 +22,6 @@ from nodeagent.settings.loading import load
 from nodeagent.settings.models import Config
 from nodeagent.settings.reference import toml_value
 from nodeagent.text import escape, masked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _SIMILARITY: Final = 0.8
 _NO_CGROUP_SETUP: Final = "the agent reads cgroups and does not configure them"

@@ -12,24 +12,19 @@ import json
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_origin
+from typing import Final, Literal, get_origin
 
 from nodeagent.config.files import read_files
 from nodeagent.config.paths import ENVIRONMENT_PREFIX, FOREIGN_PREFIXES
-from nodeagent.config.validation import InvalidDocumentError, convert, settings_of, value_of
+from nodeagent.config.validation import Fault, InvalidDocumentError, convert, settings_of, value_of
 from nodeagent.errors import ConfigError, StoreError
 from nodeagent.files import read_file, replace_file
 from nodeagent.record import Record, field, replace
 from nodeagent.settings.models import Config
 from nodeagent.settings.reference import toml_value
-from nodeagent.settings.settings import DEFAULT_SOURCE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nodeagent.config.validation import Fault
-    from nodeagent.settings.settings import Origin, Settings
+from nodeagent.settings.settings import DEFAULT_SOURCE, Origin, Settings
 
 _SERVICE_SUFFIX: Final = re.compile(
     r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"

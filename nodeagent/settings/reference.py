@@ -6,17 +6,14 @@ import json
 import re
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from nodeagent.config import validation as fields
 from nodeagent.settings.models import Config
 from nodeagent.text import escape, masked
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _BEGIN = "<!-- config reference: begin -->"
 _END = "<!-- config reference: end -->"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cluster.settings import KubernetesSettings
@@ -12,8 +13,6 @@ from nodeagent.settings.endpoints import ControlSettings, MetricsSettings
 from nodeagent.shutdown.settings import ShutdownSettings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.model import Role
 

@@ -14,7 +14,9 @@ required because a busy container uses CPU time also while its shim hangs.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError
@@ -22,9 +24,6 @@ from nodeagent.model import ContainerState
 from nodeagent.shutdown.plan.budget import delayed_kill_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
-    from datetime import datetime
-
     from nodeagent.shutdown.recorder import ContainerStop, PodRecord, Processes, Stopper
 
 RETRY_S: Final = 0.2

@@ -10,7 +10,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.errors import InhibitorError, StoreError
 from nodeagent.gc.documents.history import NodeStop
-from nodeagent.host.logind_config import read_delay
+from nodeagent.host.logind_config import LogindDelay, read_delay
 from nodeagent.loops.clock_reading import read_clocks
 from nodeagent.loops.pause_file import PauseFile
 from nodeagent.pods.reader import make_pod_reader
@@ -26,7 +26,6 @@ from nodeagent.units import USEC_INFINITY
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
     from nodeagent.host.dbus import LogindFacts
-    from nodeagent.host.logind_config import LogindDelay
     from nodeagent.model import stops as node_stop
     from nodeagent.model.stops import ShutdownPod
     from nodeagent.settings.settings import Settings

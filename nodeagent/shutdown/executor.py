@@ -12,9 +12,10 @@ its time limit.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,7 @@ from nodeagent.record import replace
 from nodeagent.shutdown.delivery import NO_ANSWER, RETRY_S, Delivery
 from nodeagent.shutdown.plan.budget import (
     MINIMUM_AFTER_TERM_MS,
+    ShutdownBudget,
     final_term_ms,
     is_too_late,
     kill_due_ms,
@@ -33,15 +35,20 @@ from nodeagent.shutdown.plan.budget import (
     phase_end_ms,
 )
 from nodeagent.shutdown.plan.planner import Placement, elapsed_since, place, stop_order
-from nodeagent.shutdown.recorder import NO_TERM, ContainerStop, NoProcesses, PodRecord, RunningPod, summary
+from nodeagent.shutdown.recorder import (
+    NO_TERM,
+    ContainerStop,
+    NoProcesses,
+    PodRecord,
+    Processes,
+    RunningPod,
+    ShutdownRecorder,
+    Stopper,
+    summary,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from datetime import datetime
-
-    from nodeagent.shutdown.plan.budget import ShutdownBudget
     from nodeagent.shutdown.pods import PodCache
-    from nodeagent.shutdown.recorder import Processes, ShutdownRecorder, Stopper
 
 _LIST_WITHIN_S: Final = 2.0
 _LIST_AGAIN_MS: Final = 5000

@@ -8,23 +8,11 @@ the lock.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.errors import InhibitorError
-from nodeagent.host.dbus import (
-    BUS_NAME,
-    IN_PROGRESS,
-    LOGIND_NAME,
-    LOGIND_PATH,
-    MANAGER,
-    Bus,
-    BusCallError,
-    DelayLock,
-    list_inhibitors,
-    owner_of_logind,
-    read_limit_us,
-    read_property,
-)
+from nodeagent.host import dbus
 from nodeagent.record import Record
 from nodeagent.shutdown.plan.inhibitor import (
     AgentStopping,
@@ -34,31 +22,35 @@ from nodeagent.shutdown.plan.inhibitor import (
     Connecting,
     ConnectionLost,
     DelayChanged,
+    Event,
     InhibitorState,
     LockAcquired,
     LockListed,
     LockRefused,
     LogindConnected,
     LogindDisconnected,
+    LogindState,
     PrepareForShutdown,
     step,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from dbus_fast import Message, Variant
 
-    from nodeagent.shutdown.plan.inhibitor import Event, LogindState
 
-    CommandHandler = Callable[["ReportedCommand"], None]
-    Sleep = Callable[[float], Awaitable[None]]
+CommandHandler = Callable[["ReportedCommand"], None]
+Sleep = Callable[[float], Awaitable[None]]
+
 
 _PREPARE_RULE = (
-    f"type='signal',sender='{LOGIND_NAME}',path='{LOGIND_PATH}',interface='{MANAGER}',member='PrepareForShutdown'"
+    f"type='signal',sender='{dbus.LOGIND_NAME}',path='{dbus.LOGIND_PATH}',interface='{dbus.MANAGER}'"
+    ",member='PrepareForShutdown'"
 )
 _METADATA_RULE = _PREPARE_RULE.replace("'PrepareForShutdown'", "'PrepareForShutdownWithMetadata'")
-_OWNER_RULE = f"type='signal',sender='{BUS_NAME}',interface='{BUS_NAME}',member='NameOwnerChanged',arg0='{LOGIND_NAME}'"
+_OWNER_RULE = (
+    f"type='signal',sender='{dbus.BUS_NAME}',interface='{dbus.BUS_NAME}'"
+    f",member='NameOwnerChanged',arg0='{dbus.LOGIND_NAME}'"
+)
 
 _OPERATIONS = frozenset({"poweroff", "power-off", "reboot", "halt", "kexec", "soft-reboot"})
 
@@ -129,7 +121,7 @@ class ShutdownInhibitor:
         self._address = address
         self._timings = timings or Timings()
         self._sleep = sleep
-        self._lock = DelayLock(who, why, adopted)
+        self._lock = dbus.DelayLock(who, why, adopted)
         self._machine = InhibitorState(has_lock=self._lock.number is not None, has_earlier=has_earlier)
         self._owner = ""
         self._signals = 0
@@ -193,14 +185,14 @@ class ShutdownInhibitor:
     async def _one_connection(self) -> None:
         """Hold the lock over one connection; return when logind has disconnected from the bus."""
         self._owner = ""
-        bus = Bus(self._address, deadline_s=self._timings.deadline_s, on_signal=self._signal)
+        bus = dbus.Bus(self._address, deadline_s=self._timings.deadline_s, on_signal=self._signal)
         self._report(Connecting())
         async with bus:
             self._report(BusConnected())
             await bus.subscribe(_OWNER_RULE)
             await bus.subscribe(_PREPARE_RULE)
             await bus.subscribe(_METADATA_RULE)
-            self._owner = await owner_of_logind(bus)
+            self._owner = await dbus.owner_of_logind(bus)
             self._report(LogindConnected())
             while True:
                 await self._secure(bus)
@@ -209,7 +201,7 @@ class ShutdownInhibitor:
                     self._report(LogindDisconnected())
                     return
 
-    async def _watch(self, bus: Bus) -> None:
+    async def _watch(self, bus: dbus.Bus) -> None:
         """Confirm the lock at intervals; return when a new lock is needed.
 
         Raises:
@@ -233,7 +225,7 @@ class ShutdownInhibitor:
         finally:
             again.cancel()
 
-    async def _secure(self, bus: Bus) -> None:
+    async def _secure(self, bus: dbus.Bus) -> None:
         """Acquire a lock if needed, and confirm it; an old lock is closed after the new lock is acquired."""
         await self._read_properties(bus)
         if self._owner:
@@ -241,8 +233,8 @@ class ShutdownInhibitor:
         if self._machine.needs_lock:
             try:
                 await self._lock.acquire(bus)
-            except BusCallError as error:
-                if error.name != IN_PROGRESS or not self.state.preparing:
+            except dbus.BusCallError as error:
+                if error.name != dbus.IN_PROGRESS or not self.state.preparing:
                     raise
                 if self._lock.number is None:
                     self._report(LockRefused())
@@ -250,14 +242,14 @@ class ShutdownInhibitor:
                 self._report(LockAcquired())
         await self._confirm(bus)
 
-    async def _read_properties(self, bus: Bus) -> None:
-        self._report(DelayChanged(await read_limit_us(bus)))  # read first: the shutdown handler uses it
+    async def _read_properties(self, bus: dbus.Bus) -> None:
+        self._report(DelayChanged(await dbus.read_limit_us(bus)))  # read first: the shutdown handler uses it
         signals = self._signals
-        preparing = await read_property(bus, "PreparingForShutdown", bool)
+        preparing = await dbus.read_property(bus, "PreparingForShutdown", bool)
         if self._signals == signals:  # a signal received since is newer than the property
             self._report(PrepareForShutdown(preparing))
 
-    async def _confirm(self, bus: Bus) -> None:
+    async def _confirm(self, bus: dbus.Bus) -> None:
         """Report the lock as held if logind lists it.
 
         Raises:
@@ -265,20 +257,24 @@ class ShutdownInhibitor:
         """
         if self._lock.number is None:
             return
-        entries, pid = await list_inhibitors(bus), await bus.own_pid()
+        entries, pid = await dbus.list_inhibitors(bus), await bus.own_pid()
         if self.descriptor is None or not self._owner:  # the lock was released, or logind disconnected from the bus
             return
         self._lock.check(entries, pid)
         self._report(LockListed())
 
     def _signal(self, message: Message) -> None:
-        if message.member == "NameOwnerChanged" and message.sender == BUS_NAME:
-            if message.signature == "sss" and message.body[0] == LOGIND_NAME and message.body[1] == self._owner != "":
+        if message.member == "NameOwnerChanged" and message.sender == dbus.BUS_NAME:
+            if (
+                message.signature == "sss"
+                and message.body[0] == dbus.LOGIND_NAME
+                and message.body[1] == self._owner != ""
+            ):
                 self._owner = ""
                 self._report(LogindDisconnected())
                 self._again.set()
             return
-        if message.interface != MANAGER or message.path != LOGIND_PATH:
+        if message.interface != dbus.MANAGER or message.path != dbus.LOGIND_PATH:
             return
         if not self._owner or message.sender != self._owner:
             return

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.container_processes import ContainerProcesses
-from nodeagent.model.stops import LastActivity
+from nodeagent.model.stops import LastActivity, StoppedPod
 from nodeagent.pods.reader import make_pod_reader
-from nodeagent.runtime.connection import configured_connection
+from nodeagent.runtime.connection import CallObserver, configured_connection
 from nodeagent.runtime.cri import CriClient
 from nodeagent.shutdown.plan.budget import signal_number
-from nodeagent.shutdown.recorder import RunningPod, running_pods
+from nodeagent.shutdown.recorder import RunningPod, ShutdownRecorder, running_pods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nodeagent.clock import Clock
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.model import Role
     from nodeagent.model.pods import PodInventory
-    from nodeagent.model.stops import StoppedPod
     from nodeagent.pods.watched import WatchedPods
-    from nodeagent.runtime.connection import CallObserver
     from nodeagent.settings.settings import Settings
-    from nodeagent.shutdown.recorder import ShutdownRecorder
 
 _NEW_PODS_WITHIN_S: Final = 0.5
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import StoreError
-from nodeagent.model import PodOutcome
+from nodeagent.model import Container, PodOutcome, ShutdownPod
 from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
 from nodeagent.record import Record, replace
 from nodeagent.shutdown.plan.budget import ContainerEnd, exit_note, outcome_summary, pod_outcome
@@ -16,13 +18,10 @@ from nodeagent.store.history import History, Retention, configured_retention
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection, Iterable
-    from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
-    from nodeagent.model import Container, ShutdownPod
     from nodeagent.settings.settings import Settings
 
 MAX_LISTED_PODS: Final = 50

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.gc.loop import wait_for_any
 from nodeagent.host.logind_config import LogindDelay, read_delay
 from nodeagent.loops.passes import Pause, PausedBy
-from nodeagent.model.stops import StopEnd, StopKind
+from nodeagent.model.stops import NodeStop, StopEnd, StopKind
 from nodeagent.record import replace
-from nodeagent.shutdown.environment import NAME, read_enablement
+from nodeagent.shutdown.environment import NAME, HostServices, Intervals, read_enablement
 from nodeagent.shutdown.executor import ShutdownInProgress
-from nodeagent.shutdown.logind import ShutdownInhibitor
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
+from nodeagent.shutdown.logind import ReportedCommand, ShutdownInhibitor
+from nodeagent.shutdown.plan.budget import DelayLimit, ShutdownBudget, shutdown_budget
 from nodeagent.shutdown.plan.inhibitor import (
     Command,
     CommandKind,
     Disabled,
+    Event,
     LockOverdue,
     LogindUnitChecked,
     PodsStopped,
@@ -34,14 +36,7 @@ from nodeagent.shutdown.plan.planner import elapsed_since
 from nodeagent.shutdown.pods import PodMonitor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine
-
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.model.stops import NodeStop
-    from nodeagent.shutdown.environment import HostServices, Intervals
-    from nodeagent.shutdown.logind import ReportedCommand
-    from nodeagent.shutdown.plan.budget import ShutdownBudget
-    from nodeagent.shutdown.plan.inhibitor import Event
     from nodeagent.shutdown.recorder import ShutdownRecorder
 
 _SLACK_S: Final = 60.0

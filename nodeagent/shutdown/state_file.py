@@ -15,8 +15,10 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from pathlib import Path
+from typing import Final, TypeVar
 
 from nodeagent.errors import StoreError
 from nodeagent.files import overwrite_file, replace_file
@@ -24,10 +26,6 @@ from nodeagent.model.stops import BootRecord, NodeStop, StoppedPod
 from nodeagent.record import replace
 from nodeagent.schemas import SchemaId
 from nodeagent.store.json_file import JsonFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 T = TypeVar("T")
 

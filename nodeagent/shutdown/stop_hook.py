@@ -13,32 +13,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.clock import SystemClock
+from nodeagent.clock import Clock, SystemClock
 from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.errors import NodeAgentError, StoreError
-from nodeagent.host.systemd import userspace_id
+from nodeagent.host.systemd import UnitStop, userspace_id
 from nodeagent.loops.clock_reading import read_clocks
 from nodeagent.loops.pause_file import PauseFile
-from nodeagent.model.stops import LastActivity, StopEnd, StopKind
+from nodeagent.model.stops import LastActivity, NodeStop, StopEnd, StopKind
 from nodeagent.pods.role import RoleWatch
 from nodeagent.pods.watched import WatchedPods, restore_pods
 from nodeagent.record import replace
 from nodeagent.runtime.connection import configured_connection
 from nodeagent.runtime.cri import CriClient
 from nodeagent.shutdown.executor import ShutdownInProgress
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget
+from nodeagent.shutdown.plan.budget import DelayLimit, ShutdownBudget, shutdown_budget
 from nodeagent.shutdown.pods import PodCache
 from nodeagent.shutdown.recorder import STALLED_AFTER_S, ShutdownRecorder
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.clock import Clock
-    from nodeagent.host.systemd import UnitStop
     from nodeagent.model import Role
-    from nodeagent.model.stops import NodeStop
     from nodeagent.settings.settings import Settings
-    from nodeagent.shutdown.plan.budget import ShutdownBudget
 
 _LIST_WITHIN_S: Final = 5.0
 _UNLIMITED_S: Final = 3600.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from nodeagent.shutdown.environment import NAME, HostServices, Intervals, read_e
 from nodeagent.shutdown.recorder import ShutdownRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nodeagent.daemon.context import DaemonContext
 
 

@@ -8,34 +8,24 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from nodeagent.model import ClockTrust, GapCause, ImageUsage, ImageUseRecord, ObservationGap
 from nodeagent.record import replace
+from nodeagent.store import observation
 from nodeagent.store.clock_record import PLAUSIBLE_FROM, TOLERANCE_S, ClockReading, ClockRecord, advance, later, trust
-from nodeagent.store.observation import (
-    FirstSeen,
-    GapLimits,
-    ItemKey,
-    ItemReadings,
-    ObservationTracker,
-    update_first_seen,
-)
 from nodeagent.store.sqlite import BROKEN, micros
 from nodeagent.store.state_file import StateFile, merge_usage
 from nodeagent.store.usage_file import StoredUsage
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from datetime import datetime
-    from pathlib import Path
-
 FILE_NAME: Final = "nodeagent.db"
-_DEFAULT_GAPS: Final = GapLimits()
-_NO_STATES: Final[Mapping[ItemKey, int]] = MappingProxyType({})
+_DEFAULT_GAPS: Final = observation.GapLimits()
+_NO_STATES: Final[Mapping[observation.ItemKey, int]] = MappingProxyType({})
 
 
 class SnapshotFigures(NamedTuple):
@@ -54,7 +44,9 @@ class Store:
     written, ``problem`` has the cause; each later write is a retry, and the first successful write writes everything.
     """
 
-    def __init__(self, directory: Path, *, read_only: bool = False, gaps: GapLimits = _DEFAULT_GAPS) -> None:
+    def __init__(
+        self, directory: Path, *, read_only: bool = False, gaps: observation.GapLimits = _DEFAULT_GAPS
+    ) -> None:
         """Read the database in ``directory``.
 
         Args:
@@ -67,9 +59,9 @@ class Store:
         self._usage: dict[str, ImageUsage] = {}
         self._clock: ClockRecord | None = None
         self._is_lost = False
-        self._tracker = ObservationTracker(gaps)
-        self._first_seen: dict[ItemKey, FirstSeen] = {}
-        self._items = ItemReadings()
+        self._tracker = observation.ObservationTracker(gaps)
+        self._first_seen: dict[observation.ItemKey, observation.FirstSeen] = {}
+        self._items = observation.ItemReadings()
         self._read_kinds: frozenset[tuple[str, str]] = frozenset()
         with self._lock:
             self._load()
@@ -106,11 +98,11 @@ class Store:
 
     def first_seen(
         self,
-        items: Mapping[ItemKey, datetime],
+        items: Mapping[observation.ItemKey, datetime],
         listed: Mapping[str, Collection[str]],
         at: ClockReading,
-        states: Mapping[ItemKey, int] = _NO_STATES,
-    ) -> dict[ItemKey, datetime]:
+        states: Mapping[observation.ItemKey, int] = _NO_STATES,
+    ) -> dict[observation.ItemKey, datetime]:
         """Return the first observation of each item whose own time contradicts the clock, by the wall clock of ``at``.
 
         A time before the boot is valid if the first reading of the item's kind contains the item, unless the clock has
@@ -131,7 +123,7 @@ class Store:
             hidden = self._items.add(items, listed, at, states)
             before = self._first_seen
 
-            def state_of(key: ItemKey, stamp: datetime) -> int:
+            def state_of(key: observation.ItemKey, stamp: datetime) -> int:
                 return states[key] if key in states else micros(stamp)
 
             contradictory = {
@@ -145,7 +137,7 @@ class Store:
             self._read_kinds = self._read_kinds.union((at.boot_id, kind) for kind in listed)
             earlier = {key for key in contradictory if key[0] in new_kinds and PLAUSIBLE_FROM <= items[key] < oldest}
             since_boot = frozenset() if record.jumped_s is not None else frozenset(earlier)
-            self._first_seen = update_first_seen(before, contradictory, listed, at, since_boot)
+            self._first_seen = observation.update_first_seen(before, contradictory, listed, at, since_boot)
             if self._first_seen != before:
                 self._write()
             seen, jumped = self._first_seen, record.jumped_s is not None

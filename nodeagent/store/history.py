@@ -11,16 +11,18 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.model.stops import ProcessIdentity
+from nodeagent.model.stops import NodeStop, ProcessIdentity
 from nodeagent.record import replace
 from nodeagent.store import shutdown_history as node_stops
-from nodeagent.store import write_ahead
+from nodeagent.store import sqlite, write_ahead
 from nodeagent.store.pass_tables import (
     EVICTION_TABLES,
     PASS_INDEXES,
@@ -36,26 +38,10 @@ from nodeagent.store.pass_tables import (
     prune_passes,
     read_passes,
 )
-from nodeagent.store.sqlite import (
-    BROKEN,
-    WriteConnection,
-    check,
-    check_version,
-    is_corrupt,
-    is_of_file,
-    open_for_reading,
-    quarantine,
-)
-from nodeagent.store.write_ahead import UnfinishedPass
+from nodeagent.store.write_ahead import InterruptedPass, UnfinishedPass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from datetime import datetime
-    from pathlib import Path
-
-    from nodeagent.model.stops import NodeStop
     from nodeagent.settings.settings import Settings
-    from nodeagent.store.write_ahead import InterruptedPass
 
 __all__ = ["FILE_NAME", "MIGRATIONS", "CountedPass", "History", "PastAction", "PastPass", "Retention"]
 
@@ -65,7 +51,7 @@ _MAX_WAITING_ACTIONS: Final = 20_000
 _MAX_NOTICES: Final = 20
 MIGRATIONS: Final = (PASS_TABLES, EVICTION_TABLES, node_stops.TABLES)
 ADDITIONS: Final = (*PASS_INDEXES, write_ahead.WRITER_TABLE, SETTLE_TABLE, node_stops.OPERATION_TABLE)
-_UNREADABLE: Final = (*BROKEN, ValueError, OverflowError, TypeError)
+_UNREADABLE: Final = (*sqlite.BROKEN, ValueError, OverflowError, TypeError)
 _NO_PROCESS: Final = ProcessIdentity(0, "", 0)
 
 
@@ -109,7 +95,7 @@ class History:
         self._writer = writer
         self._is_running = is_running
         self._lock = threading.Lock()
-        self._connection = WriteConnection(self._path, MIGRATIONS, ADDITIONS)
+        self._connection = sqlite.WriteConnection(self._path, MIGRATIONS, ADDITIONS)
         self._unfinished: dict[str, UnfinishedPass] = {}
         self._waiting: deque[PastPass] = deque()
         self._notices: deque[str] = deque(maxlen=_MAX_NOTICES)
@@ -274,7 +260,7 @@ class History:
         """
         with self._reading() as connection:
             if connection is not None:
-                check(connection)
+                sqlite.check(connection)
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
@@ -283,9 +269,9 @@ class History:
             if not self._path.exists():
                 yield None
                 return
-            with closing(open_for_reading(self._path)) as connection:
+            with closing(sqlite.open_for_reading(self._path)) as connection:
                 connection.execute("BEGIN")
-                check_version(connection, len(MIGRATIONS))
+                sqlite.check_version(connection, len(MIGRATIONS))
                 yield connection if has_passes(connection) else None
         except _UNREADABLE as error:
             raise StoreError(f"cannot read history {self._path}: {error}") from error
@@ -308,11 +294,11 @@ class History:
             try:
                 self._write_records(work, durable=durable)
             except sqlite3.DatabaseError as error:
-                if not is_corrupt(error):
+                if not sqlite.is_corrupt(error):
                     raise
                 self._quarantine(error)
                 self._write_records(work, durable=durable)
-        except BROKEN as error:
+        except sqlite.BROKEN as error:
             self.problem = f"cannot write history {self._path}: {error}; continuing in memory"
             return False
         self.problem = ""
@@ -333,7 +319,7 @@ class History:
 
     def _quarantine(self, error: sqlite3.DatabaseError) -> None:
         try:
-            self._notices.append(quarantine(self._path, error))
+            self._notices.append(sqlite.quarantine(self._path, error))
         except OSError as failure:
             why = failure.strerror or failure
             raise StoreError(f"cannot quarantine the corrupt file ({error}): {why}") from failure
@@ -356,7 +342,7 @@ class History:
         try:
             yield
         except Exception as error:  # an error of one record must not prevent the writing of the other records
-            if is_of_file(error):
+            if sqlite.is_of_file(error):
                 raise
             connection.execute("ROLLBACK TO record")
             self.drop(record, repr(error))

@@ -7,6 +7,7 @@ versions.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -17,8 +18,6 @@ from nodeagent.parsing import parse_json
 from nodeagent.text import to_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nodeagent.schemas import SchemaId
 
 T = TypeVar("T")

@@ -25,17 +25,13 @@ therefore also counts from its first observation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
 
 from nodeagent.model import GapCause, ObservationGap
 from nodeagent.record import Record, replace
-from nodeagent.store.clock_record import TOLERANCE_S, later
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from datetime import datetime, timedelta
-
-    from nodeagent.store.clock_record import ClockReading
+from nodeagent.store.clock_record import TOLERANCE_S, ClockReading, later
 
 LONGEST_GAP_S: Final = 600.0
 """Longest gap in seconds for short pass intervals; sufficient for an upgrade of the agent. Long pass intervals allow a

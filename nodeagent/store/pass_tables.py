@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.record import Record, replace
@@ -13,8 +14,6 @@ from nodeagent.text import encodable, raw_bytes
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-    from datetime import datetime
 
 
 class PastAction(Record):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.stops import NodeStop, PodOutcome, StopEnd, StopKind, StoppedPod
@@ -10,8 +12,6 @@ from nodeagent.store.sqlite import has_table, micros, moment, storable, stored_t
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator
-    from datetime import datetime
 
 TABLES: Final = (
     (

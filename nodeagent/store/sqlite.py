@@ -5,16 +5,14 @@ from __future__ import annotations
 import errno
 import sqlite3
 import stat
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from nodeagent.errors import StoreError
 from nodeagent.text import encodable, raw_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 BUSY_TIMEOUT_S: Final = 2.0
 BROKEN: Final = (OSError, StoreError, sqlite3.DatabaseError)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
@@ -22,9 +24,6 @@ from nodeagent.store.sqlite import BUSY_TIMEOUT_S, check, connect, identity, is_
 from nodeagent.store.usage_file import ADDITIONS, MIGRATIONS, StoredUsage, last_write, read_usage, write_usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
-
     from nodeagent.store.clock_record import ClockRecord
 
 UNWRITTEN_S: Final = 5.0

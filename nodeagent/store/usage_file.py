@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
 
 from nodeagent.model import GapCause, ImageUsage, ObservationGap
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record, field, replace
 from nodeagent.store.clock_record import ClockReading, ClockRecord, later
-from nodeagent.store.observation import Observation
+from nodeagent.store.observation import FirstSeen, ItemKey, Observation
 from nodeagent.store.sqlite import check_version, micros, moment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
-
-    from nodeagent.store.observation import FirstSeen, ItemKey
 
 MIGRATIONS: Final = (
     (

@@ -10,19 +10,18 @@ pass is interrupted, and removals without an outcome have the outcome ``unknown`
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.stops import ProcessIdentity
 from nodeagent.record import Record, replace
-from nodeagent.store.pass_tables import insert_pass, read_pass, write_actions
+from nodeagent.store.pass_tables import PastAction, PastPass, insert_pass, read_pass, write_actions
 from nodeagent.store.sqlite import has_table, storable, stored_text
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Mapping, Sequence
-    from datetime import datetime
 
-    from nodeagent.store.pass_tables import PastAction, PastPass
 
 WRITER_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS writers (pass_id TEXT PRIMARY KEY NOT NULL REFERENCES passes (id) ON DELETE CASCADE,"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,8 +16,6 @@ from nodeagent.model.clock import not_before
 from nodeagent.text import encodable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nodeagent.clock import Clock
 
 MAX_SERIES: Final = 200

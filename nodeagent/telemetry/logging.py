@@ -20,8 +20,9 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, TextIO
 
 import structlog
 
@@ -30,10 +31,6 @@ from nodeagent.telemetry.event_catalogue import journal_fields
 from nodeagent.text import encodable, escape, escape_lines, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-    from types import TracebackType
-    from typing import TextIO
-
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock

@@ -6,24 +6,12 @@ from typing import Annotated
 
 import typer
 
+from nodeagent.cli import options
 from nodeagent.cli.completion_values import setting_keys, topic_names
 from nodeagent.cli.exit_codes import EPILOG
-from nodeagent.cli.options import (
-    CommandGroup,
-    ConfigOption,
-    DirectOption,
-    EndpointOption,
-    ForceOption,
-    Output,
-    OutputOption,
-    PrefixOption,
-    RootOption,
-    at_endpoint,
-    named_file,
-)
 
 config_app = typer.Typer(
-    cls=CommandGroup,
+    cls=options.CommandGroup,
     help="Check, show, import or document the configuration.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -33,7 +21,7 @@ config_app = typer.Typer(
 def pause(
     duration: Annotated[str, typer.Option("--for", metavar="DURATION", help="Length of the pause, at most 7d")] = "30m",
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, shown by status and in the log")] = "",
-    config: ConfigOption = None,
+    config: options.ConfigOption = None,
 ) -> None:
     """Pause garbage collection and eviction.
 
@@ -44,7 +32,7 @@ def pause(
     pause_agent(config, duration=duration, why=why)
 
 
-def resume(config: ConfigOption = None) -> None:
+def resume(config: options.ConfigOption = None) -> None:
     """End the pause."""
     from nodeagent.cli.control import resume as resume_agent  # noqa: PLC0415
 
@@ -96,7 +84,7 @@ def trigger(
         ),
     ],
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run and print its result")] = False,
-    config: ConfigOption = None,
+    config: options.ConfigOption = None,
 ) -> None:
     """Run a loop of the agent now."""
     from nodeagent.cli.control import trigger as trigger_loop  # noqa: PLC0415
@@ -105,9 +93,9 @@ def trigger(
 
 
 def reload(
-    config: ConfigOption = None,
+    config: options.ConfigOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print changes and effect; reload nothing")] = False,
-    output: OutputOption = Output.TABLE,
+    output: options.OutputOption = options.Output.TABLE,
 ) -> None:
     """Reload the configuration of the agent.
 
@@ -122,8 +110,8 @@ def reload(
 
 
 def run(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Log removals; write only the agent's state")
     ] = False,
@@ -135,13 +123,13 @@ def run(
     """
     from nodeagent.cli.run import run_daemon  # noqa: PLC0415
 
-    run_daemon(config, at_endpoint(endpoint), dry_run=dry_run, once=once)
+    run_daemon(config, options.at_endpoint(endpoint), dry_run=dry_run, once=once)
 
 
 def install(
-    prefix: PrefixOption = Path("/opt/nodeagent"),
+    prefix: options.PrefixOption = Path("/opt/nodeagent"),
     enable: Annotated[bool, typer.Option("--enable", help="Enable and start the unit")] = False,
-    root: RootOption = None,
+    root: options.RootOption = None,
     systemd: Annotated[int | None, typer.Option("--systemd", hidden=True)] = None,
 ) -> None:
     """Install or upgrade the agent on this node.
@@ -155,9 +143,9 @@ def install(
 
 
 def uninstall(
-    prefix: PrefixOption = Path("/opt/nodeagent"),
+    prefix: options.PrefixOption = Path("/opt/nodeagent"),
     purge: Annotated[bool, typer.Option("--purge", help="Remove configuration, state and group too")] = False,
-    root: RootOption = None,
+    root: options.RootOption = None,
 ) -> None:
     """Stop the agent and remove the installed files.
 
@@ -169,7 +157,7 @@ def uninstall(
 
 
 @config_app.command("check", epilog=EPILOG)
-def config_check(config: ConfigOption = None) -> None:
+def config_check(config: options.ConfigOption = None) -> None:
     """Check a configuration file.
 
     Every fault is reported with its key, its value and the allowed form.
@@ -196,12 +184,12 @@ KeyArgument = Annotated[
 @config_app.command("show")
 def config_show(
     key: KeyArgument = "",
-    config: ConfigOption = None,
+    config: options.ConfigOption = None,
     effective: Annotated[
         bool, typer.Option("--effective", help="Show the source of each value: file, variable, default")
     ] = False,
     output: Annotated[ConfigOutput, typer.Option("--output", "-o", help="Output format")] = ConfigOutput.TABLE,
-    direct: DirectOption = False,
+    direct: options.DirectOption = False,
 ) -> None:
     """Show the configuration in force, defaults included."""
     from nodeagent.cli.config import show  # noqa: PLC0415
@@ -214,7 +202,9 @@ def config_import(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE|-", help="KubeletConfiguration [default: that of this node, with flags]", callback=named_file
+            metavar="FILE|-",
+            help="KubeletConfiguration [default: that of this node, with flags]",
+            callback=options.named_file,
         ),
     ] = None,
     config: Annotated[
@@ -224,14 +214,16 @@ def config_import(
             "-c",
             metavar="FILE",
             help="Source of dry_run [default: /etc/nodeagent/config.toml]",
-            callback=named_file,
+            callback=options.named_file,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="File to write [default: standard output]", callback=named_file),
+        typer.Option(
+            "--out", metavar="FILE", help="File to write [default: standard output]", callback=options.named_file
+        ),
     ] = None,
-    force: ForceOption = False,
+    force: options.ForceOption = False,
 ) -> None:
     """Convert a KubeletConfiguration, YAML or JSON.
 

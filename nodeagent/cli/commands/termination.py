@@ -4,24 +4,14 @@ from typing import Annotated
 
 import typer
 
-from nodeagent.cli.options import (
-    CommandGroup,
-    ConfigOption,
-    DirectOption,
-    EndpointOption,
-    Output,
-    OutputOption,
-    Source,
-    at_endpoint,
-    refuse_options_before_subcommand,
-)
+from nodeagent.cli import options
 
-shutdown_app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
+shutdown_app = typer.Typer(cls=options.CommandGroup, rich_markup_mode=None)
 
 
 def evict(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Preview the eviction that is due now")] = False,
     simulate: Annotated[
         list[str] | None,
@@ -32,8 +22,8 @@ def evict(
             help="Preview with this signal value; repeatable",
         ),
     ] = None,
-    output: OutputOption = Output.TABLE,
-    direct: DirectOption = False,
+    output: options.OutputOption = options.Output.TABLE,
+    direct: options.DirectOption = False,
 ) -> None:
     """Preview an eviction: ranking, usage and protection.
 
@@ -45,24 +35,24 @@ def evict(
 
     if not dry_run and not simulate:
         raise UsageError("no pod is evicted by this command: add --dry-run, or --simulate SIGNAL=AMOUNT")
-    preview(Source(config, at_endpoint(endpoint), direct), output.value, simulate or [])
+    preview(options.Source(config, options.at_endpoint(endpoint), direct), output.value, simulate or [])
 
 
 @shutdown_app.callback(invoke_without_command=True)
 def shutdown(
     context: typer.Context,
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the phases with their pods and times")] = False,
-    output: OutputOption = Output.TABLE,
-    direct: DirectOption = False,
+    output: options.OutputOption = options.Output.TABLE,
+    direct: options.DirectOption = False,
 ) -> None:
     """Preview the graceful shutdown of the node.
 
     This command stops no pod and shuts nothing down.
     """
     if context.invoked_subcommand is not None:
-        refuse_options_before_subcommand(context)
+        options.refuse_options_before_subcommand(context)
         return
     from nodeagent.errors import UsageError  # noqa: PLC0415
 
@@ -70,27 +60,27 @@ def shutdown(
         raise UsageError("nothing is shut down by this command: add --dry-run for the timeline, or 'status'")
     from nodeagent.cli.shutdown import rehearse  # noqa: PLC0415
 
-    rehearse(Source(config, at_endpoint(endpoint), direct), output.value)
+    rehearse(options.Source(config, options.at_endpoint(endpoint), direct), output.value)
 
 
 @shutdown_app.command(
     "status", epilog="Exit codes: 0 shutdown is delayed (or disabled by configuration), 1 shutdown is not delayed."
 )
 def shutdown_status(
-    config: ConfigOption = None,
+    config: options.ConfigOption = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="List at most N past node stops")] = 5,
-    output: OutputOption = Output.TABLE,
-    direct: DirectOption = False,
+    output: options.OutputOption = options.Output.TABLE,
+    direct: options.DirectOption = False,
 ) -> None:
     """Show inhibitor lock, logind limit and past node stops."""
     from nodeagent.cli.shutdown import status  # noqa: PLC0415
 
-    status(Source(config, {}, direct), output.value, limit=limit)
+    status(options.Source(config, {}, direct), output.value, limit=limit)
 
 
 @shutdown_app.command("at-stop", hidden=True)
 def shutdown_at_stop(
-    config: ConfigOption = None,
+    config: options.ConfigOption = None,
     unit: Annotated[str, typer.Option("--unit", help="Name of the unit that systemd stops")] = "",
 ) -> None:
     """Stop the remaining pods in a node shutdown.

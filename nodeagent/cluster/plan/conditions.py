@@ -17,20 +17,16 @@ to the node.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
 
 import msgspec
 
 from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION, TAINT_EFFECTS, TAINT_KEYS
 from nodeagent.model.clock import not_before
-from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, StatusCondition, Taint
+from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, Node, StatusCondition, Taint
 from nodeagent.record import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from datetime import datetime
-
-    from nodeagent.model.kubernetes import Node
 
 PREFIX: Final = "nodeagent.dev/"
 TYPES: Final = {"images": f"{PREFIX}ImageGCDegraded", "containers": f"{PREFIX}ContainerGCDegraded"}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
 
 from nodeagent.model.clock import not_before
 from nodeagent.record import Record, field, replace
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
 
 NAMESPACE: Final = "default"
 """Namespace of Events about cluster-scoped objects. Source: Kubernetes, validation of ``events.k8s.io/v1``."""

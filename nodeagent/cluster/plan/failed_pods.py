@@ -8,16 +8,13 @@ Source: kubelet eviction manager and shutdown manager; recorded pods of a kubele
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nodeagent.record import Record, field
 from nodeagent.units import format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-    from datetime import datetime
 
 MAX_DELETIONS: Final = 20
 """Maximum deletions per pod list; the remaining pods are deleted after a later list."""

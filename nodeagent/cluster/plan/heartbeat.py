@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from nodeagent.model.clock import not_before
-from nodeagent.model.kubernetes import Lease, LeaseSpec, ObjectMeta, OwnerReference
+from nodeagent.model.kubernetes import Lease, LeaseSpec, Node, NodeStatus, ObjectMeta, OwnerReference, StatusCondition
 from nodeagent.record import Record
-
-if TYPE_CHECKING:
-    from nodeagent.model.kubernetes import Node, NodeStatus, StatusCondition
 
 LEASE_NAMESPACE: Final = "kube-node-lease"
 LEASE_INTERVAL_S: Final = 11.2

@@ -5,6 +5,8 @@ Names, reasons and messages are equal to the kubelet's, since controllers, dashb
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from msgspec import UNSET
@@ -18,6 +20,7 @@ from nodeagent.model.kubernetes import (
     ContainerImage,
     Node,
     NodeAddress,
+    NodeFacts,
     NodeStatus,
     NodeSwap,
     NodeSystemInfo,
@@ -29,11 +32,7 @@ from nodeagent.record import Record
 from nodeagent.units import format_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import datetime
-
     from nodeagent.eviction.plan.thresholds import Threshold
-    from nodeagent.model.kubernetes import NodeFacts
     from nodeagent.model.runtime import Image
 
 MAX_IMAGES: Final = 50

@@ -7,19 +7,15 @@ agent ends only a cordon of its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from nodeagent.cluster.plan.heartbeat import LEASE_DURATION_S
-from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, NodeSpec, Taint
+from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, Node, NodeSpec, NodeSystemInfo, Taint
 from nodeagent.record import Record, field
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nodeagent.model.kubernetes import Node, NodeSystemInfo
 
 CORDONED_ANNOTATION: Final = "nodeagent.dev/cordoned"
 """Annotation of a node that the agent has cordoned; its value is the cause."""

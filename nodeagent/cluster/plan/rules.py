@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final
 
 from nodeagent.cluster.plan.events import NAMESPACE as EVENT_NAMESPACE
 from nodeagent.cluster.plan.heartbeat import LEASE_NAMESPACE
 from nodeagent.record import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
 
 NAME: Final = "nodeagent"
 NAMESPACE: Final = "kube-system"

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from nodeagent.cluster.plan.rules import NAME, host_paths, role_documents
+from nodeagent.cluster.plan.rules import NAME, HostPath, host_paths, role_documents
 from nodeagent.record import Record, field
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nodeagent.cluster.plan.rules import HostPath
 
 METRICS_PORT: Final = 20310
 MANIFESTS: Final = "/etc/kubernetes/manifests"

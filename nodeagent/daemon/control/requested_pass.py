@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,19 +14,17 @@ from nodeagent.gc.documents.passes import Report
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.loop import log_report, log_result, log_start
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.gc.plan.saved_plan import parse_plan, refusal_of
+from nodeagent.gc.plan.saved_plan import Drift, parse_plan, refusal_of
 from nodeagent.host.node import node_identity
 from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
 
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.gc import executor as outcomes
     from nodeagent.gc import pass_state as gc_preview
     from nodeagent.gc.agent import Agent
-    from nodeagent.gc.plan.saved_plan import Drift
     from nodeagent.settings.settings import Settings
 
 

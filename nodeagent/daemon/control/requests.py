@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -14,8 +15,6 @@ from nodeagent.gc.plan.policy import Scope
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
-
     from nodeagent.daemon.http.messages import Response
     from nodeagent.host.sockets import Peer
     from nodeagent.settings.endpoints import ControlSettings

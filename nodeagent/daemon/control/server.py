@@ -10,40 +10,30 @@ import asyncio
 import os
 import socket
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from nodeagent import errors
 from nodeagent.api.operations import OPERATIONS, Access, ProblemType, method_name
 from nodeagent.daemon.control.requests import CALLER, Caller, DocumentLines, access_of, run_exclusively
+from nodeagent.daemon.http import messages
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
-from nodeagent.daemon.http.messages import JSON, PROBES, RefusedRequestError, Response, Route, probe_routes, problem
 from nodeagent.daemon.http.server import ROOT, ConnectionLimits, HttpServer
-from nodeagent.errors import (
-    ConfigError,
-    NodeAgentError,
-    PassBusyError,
-    RuntimeTimeoutError,
-    RuntimeUnavailableError,
-    UsageError,
-)
 from nodeagent.gc.loop import wait_for_any
-from nodeagent.host.sockets import group_number, is_stale_socket
+from nodeagent.host.sockets import Peer, group_number, is_stale_socket
 from nodeagent.text import encodable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.control.service import ControlService
-    from nodeagent.daemon.http.messages import Request
-    from nodeagent.host.sockets import Peer
     from nodeagent.settings.endpoints import ControlSettings
 
 
-class ControlUnavailableError(NodeAgentError):
+class ControlUnavailableError(errors.NodeAgentError):
     """The control socket cannot be created, or another agent is listening on it."""
 
 
@@ -151,12 +141,12 @@ _LONG: Final = frozenset(
 """Read operations that are cancelled when the client disconnects, since other requests wait for their locks."""
 _FIRST_EVENT_WITHIN_S: Final = 0.5
 _NAMES_WITHIN_S: Final = 10.0
-_PROBLEMS: Final[Mapping[type[NodeAgentError], tuple[HTTPStatus, str]]] = {
-    UsageError: (HTTPStatus.BAD_REQUEST, ProblemType.USAGE),
-    ConfigError: (HTTPStatus.BAD_REQUEST, ProblemType.USAGE),
-    RuntimeTimeoutError: (HTTPStatus.SERVICE_UNAVAILABLE, ProblemType.RUNTIME),
-    RuntimeUnavailableError: (HTTPStatus.SERVICE_UNAVAILABLE, ProblemType.RUNTIME),
-    PassBusyError: (HTTPStatus.CONFLICT, ProblemType.BUSY),
+_PROBLEMS: Final[Mapping[type[errors.NodeAgentError], tuple[HTTPStatus, str]]] = {
+    errors.UsageError: (HTTPStatus.BAD_REQUEST, ProblemType.USAGE),
+    errors.ConfigError: (HTTPStatus.BAD_REQUEST, ProblemType.USAGE),
+    errors.RuntimeTimeoutError: (HTTPStatus.SERVICE_UNAVAILABLE, ProblemType.RUNTIME),
+    errors.RuntimeUnavailableError: (HTTPStatus.SERVICE_UNAVAILABLE, ProblemType.RUNTIME),
+    errors.PassBusyError: (HTTPStatus.CONFLICT, ProblemType.BUSY),
 }
 
 
@@ -225,18 +215,18 @@ class ControlServer:
 
     # ---- requests
 
-    def _routes(self) -> Mapping[str, Route]:
-        routes: dict[str, Route] = {}
+    def _routes(self) -> Mapping[str, messages.Route]:
+        routes: dict[str, messages.Route] = {}
         for path in dict.fromkeys(each.path for each in OPERATIONS.values()):
             here = {name: each for name, each in OPERATIONS.items() if each.path == path}
-            routes[path] = Route(
+            routes[path] = messages.Route(
                 {each.method: partial(self._answer, name) for name, each in here.items()},
                 {each.method: each.body_bytes for each in here.values()},
                 frozenset(each.method for name, each in here.items() if each.streams or name in _LONG),
             )
-        return {**routes, **probe_routes(self._context)}
+        return {**routes, **messages.probe_routes(self._context)}
 
-    async def _authorise(self, request: Request) -> None:
+    async def _authorise(self, request: messages.Request) -> None:
         """Check the access of the caller, set ``CALLER``, and log a request that changes state.
 
         Raises:
@@ -245,9 +235,11 @@ class ControlServer:
         method = "GET" if request.method == "HEAD" else request.method
         name, peer = self._operations.get((request.route, method), request.route), request.peer
         if peer is None:  # only clients over TCP have no credentials; this server does not use TCP
-            raise RefusedRequestError(problem(HTTPStatus.FORBIDDEN, "unknown caller", kind=ProblemType.ACCESS))
+            raise messages.RefusedRequestError(
+                messages.problem(HTTPStatus.FORBIDDEN, "unknown caller", kind=ProblemType.ACCESS)
+            )
         settings = self._context.settings.control
-        needed = Access.READ if name in PROBES else OPERATIONS[name].access
+        needed = Access.READ if name in messages.PROBES else OPERATIONS[name].access
         group, user = (None, "root") if peer.uid == ROOT else await self._names(peer, settings.group)
         if (access := access_of(peer, settings, group)) < needed:
             cause = (
@@ -257,7 +249,7 @@ class ControlServer:
             )
             self._context.logger.warning("control_refused", method=name, user=user, uid=peer.uid, pid=peer.pid)
             detail = f"{name} denied to {user}: {cause}"
-            raise RefusedRequestError(problem(HTTPStatus.FORBIDDEN, detail, kind=ProblemType.ACCESS))
+            raise messages.RefusedRequestError(messages.problem(HTTPStatus.FORBIDDEN, detail, kind=ProblemType.ACCESS))
         if needed is Access.ACT:
             self._context.logger.info("control_request", method=name, user=user, uid=peer.uid, pid=peer.pid)
         CALLER.set(Caller(user, peer.uid == ROOT))
@@ -277,9 +269,9 @@ class ControlServer:
                 return await run_exclusively(self._naming, lookup)
         except TimeoutError as error:
             detail = f"no answer of the user database within {_NAMES_WITHIN_S:g} s; root has access without it"
-            raise RefusedRequestError(problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)) from error
+            raise messages.RefusedRequestError(messages.problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)) from error
 
-    async def _answer(self, name: str, request: Request) -> Response:
+    async def _answer(self, name: str, request: messages.Request) -> messages.Response:
         async with self._loading:
             if self._service is None:
                 self._service = (await asyncio.to_thread(_load))(self._context)
@@ -287,29 +279,29 @@ class ControlServer:
 
         operation = OPERATIONS[name]
         if operation.streams and request.method == "HEAD":
-            return Response(HTTPStatus.OK, media_type=JSON_LINES)
+            return messages.Response(HTTPStatus.OK, media_type=JSON_LINES)
         if both := sorted(request.query.keys() & request.variables.keys()):
-            raise UsageError(f"{both[0]}: given in the path and in the query")
+            raise errors.UsageError(f"{both[0]}: given in the path and in the query")
         texts = {**request.query, **request.variables}
         fields = parse_request(request_type(name), texts, request.body)
         method = getattr(self._service, method_name(name))
         if not operation.streams:
-            return Response(HTTPStatus.OK, (await method(fields)).encode(), JSON)
+            return messages.Response(HTTPStatus.OK, (await method(fields)).encode(), messages.JSON)
         lines = DocumentLines(method(fields), partial(self._problem, name))
         await lines.start(None if operation.body_bytes else _FIRST_EVENT_WITHIN_S)
-        return Response(HTTPStatus.OK, lines, JSON_LINES)
+        return messages.Response(HTTPStatus.OK, lines, JSON_LINES)
 
-    def _fail(self, request: Request, error: Exception) -> Response:
+    def _fail(self, request: messages.Request, error: Exception) -> messages.Response:
         return self._problem(self._operations.get((request.route, request.method), "?"), error)
 
-    def _problem(self, name: str, error: Exception) -> Response:
-        if isinstance(error, NodeAgentError):
+    def _problem(self, name: str, error: Exception) -> messages.Response:
+        if isinstance(error, errors.NodeAgentError):
             found = next((each for kind, each in _PROBLEMS.items() if isinstance(error, kind)), None)
             status, kind = found or (HTTPStatus.CONFLICT, ProblemType.FAILED)
-            return problem(status, encodable(str(error)), kind=kind)
+            return messages.problem(status, encodable(str(error)), kind=kind)
         self._context.logger.error("control_failed", method=name, exc_info=error)
         detail = f"this is a bug, see the daemon's log: {error!r}"
-        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, encodable(detail), kind=ProblemType.BUG)
+        return messages.problem(HTTPStatus.INTERNAL_SERVER_ERROR, encodable(detail), kind=ProblemType.BUG)
 
 
 def _open(path: Path, group: str) -> tuple[socket.socket, int, str]:

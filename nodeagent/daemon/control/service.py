@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent import __version__, model
-from nodeagent.api.common import encode_line, plain
+from nodeagent.api.common import Document, encode_line, plain
 from nodeagent.daemon.control.requested_pass import RequestedPass, require_agent
 from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope, run_exclusively
 from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, Setting, Triggered, Version
@@ -32,7 +33,7 @@ from nodeagent.gc.documents import readings as gc
 from nodeagent.gc.documents import readings as lists
 from nodeagent.gc.documents.history import History
 from nodeagent.gc.documents.holds import Hold, HoldList
-from nodeagent.gc.documents.passes import Result
+from nodeagent.gc.documents.passes import Report, Result
 from nodeagent.gc.documents.undo import Undone, encode_saved_plan
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.loop import wait_for_any
@@ -43,21 +44,16 @@ from nodeagent.loops.clock_reading import read_clocks, stored_trust
 from nodeagent.loops.passes import Activity
 from nodeagent.loops.pause import pause, resume
 from nodeagent.loops.pause_file import LONGEST_PAUSE_S
-from nodeagent.model import LONGEST_HOLD_S
+from nodeagent.model import LONGEST_HOLD_S, ClockTrust, NodeSnapshot
 from nodeagent.schemas import SchemaId
 from nodeagent.shutdown import document_readings as shutdown
 from nodeagent.telemetry.logging import REPEATED, Subscription
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-
     from nodeagent.api import requests
-    from nodeagent.api.common import Document
     from nodeagent.daemon.context import DaemonContext, Reloaded
     from nodeagent.gc import executor as outcomes
     from nodeagent.gc.agent import Agent
-    from nodeagent.gc.documents.passes import Report
-    from nodeagent.model import ClockTrust, NodeSnapshot
     from nodeagent.store.clock_record import ClockReading
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -18,13 +18,10 @@ from urllib.parse import parse_qsl, unquote
 
 import h11
 
-from nodeagent.daemon.http.messages import RefusedRequestError, Request, Response, problem
+from nodeagent.daemon.http.messages import Handler, RefusedRequestError, Request, Response, Route, problem
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nodeagent.daemon.http.messages import Handler, Route
     from nodeagent.host.sockets import Peer
 
 HEAD_BYTES: Final = 8192

@@ -6,7 +6,9 @@ Counters are those of ``telemetry.counters``; gauges are read from the node and 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.metrics_core import Metric as Family
@@ -17,24 +19,20 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from nodeagent import __version__
 from nodeagent.daemon.health import not_ready
 from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Unit
-from nodeagent.eviction.signals import LAYOUT_KEPT_S, EvictionSignalReader
+from nodeagent.eviction.signals import LAYOUT_KEPT_S, EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.loops.passes import Activity
 from nodeagent.model.clock import not_before
-from nodeagent.model.pods import Completeness
+from nodeagent.model.pods import Completeness, PodListReading
 from nodeagent.model.pressure import NodeCondition
-from nodeagent.telemetry.counters import METRICS, Counters, Kind
+from nodeagent.telemetry.counters import METRICS, Counters, Histogram, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-    from datetime import datetime
-
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.eviction.signals import SignalLayout, SignalReadings
     from nodeagent.gc.agent import Agent
-    from nodeagent.model.pods import PodListReading
-    from nodeagent.telemetry.counters import Histogram
 
-    ReadSignals = Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]
+
+ReadSignals = Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]
+
 
 OPENMETRICS: Final = "application/openmetrics-text"
 TEXTFILE_TIME: Final = "nodeagent_textfile_timestamp_seconds"

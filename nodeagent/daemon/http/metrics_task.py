@@ -11,12 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.daemon.http import messages
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
-from nodeagent.daemon.http.messages import RefusedRequestError, Response, Route, is_own_host, probe_routes, text
 from nodeagent.daemon.http.server import ConnectionLimits, HttpServer, Tls, bind
 from nodeagent.errors import ConfigError
 from nodeagent.guarded_call import GuardedCall, HangingCallError
-from nodeagent.host.server_certificate import read_stamp, server_context
+from nodeagent.host.server_certificate import Stamp, read_stamp, server_context
 
 if TYPE_CHECKING:
     import ssl
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.http.messages import Request
     from nodeagent.daemon.http.metrics import Exposition
-    from nodeagent.host.server_certificate import Stamp
     from nodeagent.model.kubernetes import TlsFiles
     from nodeagent.settings.endpoints import Listen
 
@@ -137,7 +135,7 @@ class MetricsTask:
         self._loading = asyncio.Lock()
         self._retry_s = _FIRST_RETRY_S
         self._reported = ""
-        router = Router({"/metrics": Route({"GET": self._metrics}), **probe_routes(context)})
+        router = Router({"/metrics": messages.Route({"GET": self._metrics}), **messages.probe_routes(context)})
         self._service = Service(router, self._check_host, self._fail, deadlines or Deadlines())
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -198,27 +196,29 @@ class MetricsTask:
         wait_s, self._retry_s = self._retry_s, min(_LAST_RETRY_S, self._retry_s * 2)
         await self._context.wait_while(lambda: self._endpoint == endpoint, wait_s, stop)
 
-    async def _check_host(self, request: Request) -> None:
+    async def _check_host(self, request: messages.Request) -> None:
         """Reject requests with a foreign ``Host`` header; every other client of the address has access.
 
         Raises:
             RefusedRequestError: the ``Host`` header does not name this node.
         """
         (listen, _), host = self._endpoint, request.headers.get("host", "")
-        if listen is not None and not is_own_host(host, listen):
+        if listen is not None and not messages.is_own_host(host, listen):
             hint = f"address the agent by {listen.text}, localhost, or the name of the node"
-            raise RefusedRequestError(text(HTTPStatus.MISDIRECTED_REQUEST, f"unknown host {host}; {hint}"))
+            raise messages.RefusedRequestError(
+                messages.text(HTTPStatus.MISDIRECTED_REQUEST, f"unknown host {host}; {hint}")
+            )
 
-    async def _metrics(self, request: Request) -> Response:
+    async def _metrics(self, request: messages.Request) -> messages.Response:
         async with self._loading:
             if self._exposition is None:
                 self._exposition = await load_exposition(self._context)
         kind, body = await self._exposition.render(request.headers.get("accept", ""))
-        return Response(HTTPStatus.OK, body, kind)
+        return messages.Response(HTTPStatus.OK, body, kind)
 
-    def _fail(self, request: Request, error: Exception) -> Response:
+    def _fail(self, request: messages.Request, error: Exception) -> messages.Response:
         self._logger.error("metrics_crashed", path=request.path, exc_info=error)
-        return text(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a bug; the daemon's log has the traceback")
+        return messages.text(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a bug; the daemon's log has the traceback")
 
 
 def _remove(path: str) -> None:

@@ -14,23 +14,21 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from nodeagent.daemon.http.connection import HEAD_BYTES, HttpConnection, Receipt
+from nodeagent.daemon.http.connection import HEAD_BYTES, HttpConnection, Receipt, Service
 from nodeagent.daemon.http.messages import problem
-from nodeagent.host.sockets import is_stale_socket, read_peer
+from nodeagent.host.sockets import Peer, is_stale_socket, read_peer
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterator
 
-    from nodeagent.daemon.http.connection import Service
-    from nodeagent.host.sockets import Peer
     from nodeagent.settings.endpoints import Listen
 
 ROOT: Final = 0

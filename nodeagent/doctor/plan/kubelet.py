@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nodeagent.doctor.plan.node import Finding, Verdict
-from nodeagent.model.pods import Completeness
+from nodeagent.model.pods import Completeness, PodListReading
 from nodeagent.text import masked
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from nodeagent.model.pods import PodListReading
 
 _DEFAULT_HIGH_PERCENT: Final = 85
 _DEFAULT_IMAGEFS: Final = "15%"

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.memory_model import estimate_memory, explain_difference, lowest_estimate, memory_parts
 from nodeagent.gc.plan.image_protection import describe_gap
-from nodeagent.model import TRUSTED, ClockTrust, Role, RoleBasis
-from nodeagent.model.pressure import Signal
+from nodeagent.model import TRUSTED, ClockTrust, ObservationGap, Role, RoleBasis, RoleDecision
+from nodeagent.model.pressure import MemoryCounters, NodeMemory, Observation, Signal
 from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
-
     from nodeagent.eviction.plan.thresholds import Threshold
-    from nodeagent.model import ObservationGap, RoleDecision
-    from nodeagent.model.pressure import MemoryCounters, NodeMemory, Observation
     from nodeagent.shutdown.plan.budget import ShutdownBudget
 
 _LITTLE_STATE_BYTES: Final = 64 << 20

@@ -9,14 +9,13 @@ Source: Kubernetes API-initiated eviction, ``policy/v1``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nodeagent.model.pods import PodSpec
 
 BUDGET_CAUSE: Final = "DisruptionBudget"

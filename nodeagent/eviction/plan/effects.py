@@ -15,24 +15,19 @@ would evict a pod, whereas waiting costs only seconds.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.memory_model import is_cache_in_use
-from nodeagent.eviction.plan.ranking import freed_by_eviction, on_filesystem, on_first
-from nodeagent.eviction.plan.reclaim import DEVICES, DISKS, Shortage, device_role, shortage_of
-from nodeagent.eviction.plan.thresholds import MEANINGS, Unit
-from nodeagent.model.pressure import FilesystemRole, Footprint, Measurand, Signal
+from nodeagent.eviction.plan.ranking import Eviction, Placement, freed_by_eviction, on_filesystem, on_first
+from nodeagent.eviction.plan.reclaim import DEVICES, DISKS, ReclaimStep, Shortage, device_role, shortage_of
+from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus, Unit
+from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Footprint, Measurand, Moment, Observation, Signal
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from nodeagent.eviction.plan.ranking import Eviction, Placement
-    from nodeagent.eviction.plan.reclaim import ReclaimStep
-    from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.model.decision import Detail
-    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation
 
 FREED_WITHIN_S: Final = 30.0
 """Seconds until the deadline of an effect on a filesystem. Source: kubelet, ``podCleanupTimeout``."""

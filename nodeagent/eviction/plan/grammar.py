@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Final, NoReturn
 
 from nodeagent.eviction.plan.thresholds import DEFAULT_HARD, MEANINGS, Amount, Operator, Threshold, Unit
 from nodeagent.model.pressure import Signal
 from nodeagent.record import Record, replace
 from nodeagent.units import parse_bytes, parse_duration_s
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _HARD, _SOFT, _GRACE, _RECLAIM = "hard threshold", "soft threshold", "soft grace period", "minimum reclaim"
 _OPERATOR = re.compile(r"[<>=]+")

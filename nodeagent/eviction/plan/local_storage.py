@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nodeagent.eviction.plan.memory_model import estimate_memory
-from nodeagent.eviction.plan.thresholds import MEANINGS, Unit
+from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus, Unit
 from nodeagent.model.decision import Reason, ReasonCode
-from nodeagent.model.pressure import FilesystemLayout, Resource
+from nodeagent.model.pressure import ContainerFacts, FilesystemLayout, Observation, PodFacts, Resource
 from nodeagent.units import format_quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from nodeagent.eviction.plan.thresholds import ThresholdStatus
-    from nodeagent.model.pressure import ContainerFacts, Observation, PodFacts
 
 
 class StorageLimit(StrEnum):

@@ -14,18 +14,16 @@ tasks that wait for memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.pressure import MemoryPart, Signal
+from nodeagent.model.pressure import MemoryCounters, MemoryPart, NodeMemory, Observation, Signal
 from nodeagent.record import Record
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
-    from nodeagent.model.pressure import MemoryCounters, NodeMemory, Observation
 
 STALL_PERCENT: Final = 5.0
 """Share of time that tasks wait for memory, over ten seconds, which confirms a shortage."""

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Final
 
-from nodeagent.eviction.plan.effects import withholding
-from nodeagent.eviction.plan.local_storage import (
-    estimate_note,
-    find_violation,
-    format_reading,
-    limit_message,
-    offenders,
-    pressure_message,
-)
+from nodeagent.eviction.plan import local_storage
+from nodeagent.eviction.plan.effects import OutstandingEffect, withholding
 from nodeagent.eviction.plan.memory_model import is_cache_in_use
-from nodeagent.eviction.plan.policy import Protection
-from nodeagent.eviction.plan.ranking import Eviction, Placement, not_there_reason, rank_pods
-from nodeagent.eviction.plan.reclaim import reclaim_steps, shortage_of
-from nodeagent.eviction.plan.relief import drives_shortage, measure_growth, no_relief_reasons, unrelieved
-from nodeagent.eviction.plan.state import limit_reached
-from nodeagent.eviction.plan.thresholds import MEANINGS, validate
-from nodeagent.model.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
-from nodeagent.model.pressure import Resource
+from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
+from nodeagent.eviction.plan.ranking import Eviction, Placement, RankedPod, not_there_reason, rank_pods
+from nodeagent.eviction.plan.reclaim import ReclaimStep, reclaim_steps, shortage_of
+from nodeagent.eviction.plan.relief import Unrelieved, drives_shortage, measure_growth, no_relief_reasons, unrelieved
+from nodeagent.eviction.plan.state import Evaluation, limit_reached
+from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold, ThresholdStatus, ValidatedReadings, validate
+from nodeagent.model import pressure
+from nodeagent.model.decision import NO_FAILURES, Decision, Detail, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.record import Record, replace
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-    from collections.abc import Set as AbstractSet
-
-    from nodeagent.eviction.plan.effects import OutstandingEffect
-    from nodeagent.eviction.plan.local_storage import Violation
-    from nodeagent.eviction.plan.policy import EvictionPolicy
-    from nodeagent.eviction.plan.ranking import RankedPod
-    from nodeagent.eviction.plan.reclaim import ReclaimStep
-    from nodeagent.eviction.plan.relief import Unrelieved
-    from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus, ValidatedReadings
-    from nodeagent.model.decision import Detail
-    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem, PodFacts, Signal
 
 
 class SelectedThreshold(Record):
@@ -61,11 +41,11 @@ class SelectedThreshold(Record):
 
 def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
     evaluation: Evaluation,
-    observations: Iterable[Observation] | None,
+    observations: Iterable[pressure.Observation] | None,
     policy: EvictionPolicy,
     *,
-    layout: FilesystemLayout,
-    now: Moment,
+    layout: pressure.FilesystemLayout,
+    now: pressure.Moment,
     reclaimed: AbstractSet[ReclaimStep],
     without_candidate: AbstractSet[Threshold] = frozenset(),
 ) -> SelectedThreshold:
@@ -111,7 +91,7 @@ def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
     return SelectedThreshold(rejected or skipped[0], blocked=rejected.sentence if rejected else "", waiting=waiting)
 
 
-def _waiting(status: ThresholdStatus, effect: OutstandingEffect, now: Moment) -> Reason:
+def _waiting(status: ThresholdStatus, effect: OutstandingEffect, now: pressure.Moment) -> Reason:
     """Return the reason why no action is taken for a met threshold: the outstanding effect and its remaining time."""
     code = ReasonCode.EVICTION_INEFFECTIVE if effect.ineffective else ReasonCode.EFFECT_OUTSTANDING
     left_s = max(0.0, effect.until_s - now.monotonic_s)
@@ -152,7 +132,7 @@ def _keep_all_reason(evaluation: Evaluation) -> Reason:
     return Reason(ReasonCode.NOT_RELIEVED_BY_EVICTION, details)
 
 
-def _with_reading(status: ThresholdStatus, reading: Observation) -> ThresholdStatus:
+def _with_reading(status: ThresholdStatus, reading: pressure.Observation) -> ThresholdStatus:
     """Return the status with a later reading and the limit for its capacity."""
     return replace(status, observation=reading, limit=status.threshold.limit(reading.capacity))
 
@@ -163,10 +143,9 @@ def _details(status: ThresholdStatus) -> dict[str, Detail]:
     if status.observation is not None and status.limit is not None:
         available, capacity = status.observation.available, status.observation.capacity
         details |= {"available": available, "capacity": capacity, "limit": status.limit}
-        details["reading"] = (
-            f"{format_reading(status, available)} of {format_reading(status, capacity)}, "
-            f"limit {format_reading(status, status.limit)}{estimate_note(status.observation)}"
-        )
+        shown = [local_storage.format_reading(status, each) for each in (available, capacity, status.limit)]
+        note = local_storage.estimate_note(status.observation)
+        details["reading"] = f"{shown[0]} of {shown[1]}, limit {shown[2]}{note}"
     return details
 
 
@@ -207,16 +186,16 @@ class EvictionPlan(Record):
 
 def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
     evaluation: Evaluation,
-    pods: Iterable[PodFacts] | None,
+    pods: Iterable[pressure.PodFacts] | None,
     policy: EvictionPolicy,
     *,
-    layout: FilesystemLayout,
-    now: Moment,
-    observations: Iterable[Observation] | None = None,
+    layout: pressure.FilesystemLayout,
+    now: pressure.Moment,
+    observations: Iterable[pressure.Observation] | None = None,
     reclaimed: AbstractSet[ReclaimStep] = frozenset(),
     excluded: Mapping[str, str] = NO_FAILURES,
     without_candidate: AbstractSet[Threshold] = frozenset(),
-    others: Collection[OtherImageFilesystem] = (),
+    others: Collection[pressure.OtherImageFilesystem] = (),
     removes_volumes: bool = False,
 ) -> EvictionPlan:
     """Return a plan that evicts at most one pod, independent of the order of pods and thresholds.
@@ -269,13 +248,13 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
 
 def eviction_order(  # noqa: PLR0913 - one argument for each input of a pass
     evaluation: Evaluation,
-    pods: Iterable[PodFacts],
+    pods: Iterable[pressure.PodFacts],
     policy: EvictionPolicy,
-    signal: Signal,
+    signal: pressure.Signal,
     *,
-    layout: FilesystemLayout,
-    now: Moment,
-    others: Collection[OtherImageFilesystem] = (),
+    layout: pressure.FilesystemLayout,
+    now: pressure.Moment,
+    others: Collection[pressure.OtherImageFilesystem] = (),
     removes_volumes: bool = False,
 ) -> tuple[tuple[RankedPod, Reason | None], ...]:
     """Return the unfinished pods in eviction order for a signal, each with the reason to keep it.
@@ -292,7 +271,7 @@ def eviction_order(  # noqa: PLR0913 - one argument for each input of a pass
     return planner.order(signal, selected)
 
 
-def effective_grace_s(threshold: Threshold | None, pod: PodFacts, policy: EvictionPolicy) -> float:
+def effective_grace_s(threshold: Threshold | None, pod: pressure.PodFacts, policy: EvictionPolicy) -> float:
     """Return the termination grace period of an eviction in seconds; ``threshold`` is ``None`` for a storage limit.
 
     Source: kubelet ``synchronize``: ``immediateEvictionGracePeriodSeconds``, ``MaxPodGracePeriodSeconds``.
@@ -311,10 +290,10 @@ class _Planner:
     def __init__(  # noqa: PLR0913, PLR0917 - one argument for each input of a pass
         self,
         evaluation: Evaluation,
-        pods: Iterable[PodFacts] | None,
+        pods: Iterable[pressure.PodFacts] | None,
         policy: EvictionPolicy,
         placement: Placement,
-        now: Moment,
+        now: pressure.Moment,
         excluded: Mapping[str, str],
     ) -> None:
         self._evaluation = evaluation
@@ -329,14 +308,14 @@ class _Planner:
         self._kept = {id(pod): reason for pod in self._pods if (reason := self._keep_reason(pod)) is not None}
         self._limits: list[Reason] = []
 
-    def pods_over_limits(self) -> list[tuple[PodFacts, Violation]]:
+    def pods_over_limits(self) -> list[tuple[pressure.PodFacts, local_storage.Violation]]:
         """Return the unprotected pods over their own storage limits, in eviction order."""
         if not self._policy.local_storage_isolation:
             return []
         found = [
             (pod, violation)
             for pod in self._pods
-            if id(pod) not in self._kept and (violation := find_violation(pod, self._layout)) is not None
+            if id(pod) not in self._kept and (violation := local_storage.find_violation(pod, self._layout)) is not None
         ]
         return sorted(found, key=lambda each: (each[0].priority.value or 0, -each[1].excess_bytes, each[0].uid))
 
@@ -354,11 +333,11 @@ class _Planner:
             pod=pod,
             reason=violation.reason,
             signal=violation.limit.value,
-            starved=Resource.EPHEMERAL_STORAGE,
+            starved=pressure.Resource.EPHEMERAL_STORAGE,
             status=None,
             ranked=None,
             grace_s=effective_grace_s(None, pod, self._policy),
-            message=limit_message(violation),
+            message=local_storage.limit_message(violation),
         )
         others = Reason(ReasonCode.ANOTHER_POD_EVICTED, {"victim": _name(pod)})
         decisions = [
@@ -444,7 +423,9 @@ class _Planner:
             unrelieved=statement,
         )
 
-    def order(self, signal: Signal, selected: SelectedThreshold) -> tuple[tuple[RankedPod, Reason | None], ...]:
+    def order(
+        self, signal: pressure.Signal, selected: SelectedThreshold
+    ) -> tuple[tuple[RankedPod, Reason | None], ...]:
         """Return the pods ranked for a signal with the reason to keep each; ``selected`` is a threshold of it."""
         status = selected.status
         ranking = rank_pods(self._pods, signal, self._placement if status is None else self._placement_for(status))
@@ -482,7 +463,7 @@ class _Planner:
         return self._placement._replace(ranked=status.threshold.filesystem, cache_in_use=cache_in_use)
 
     def _victim(self, status: ThresholdStatus, reason: Reason, ranked: RankedPod) -> Eviction:
-        over_request = offenders(ranked.pod, ranked.resource)
+        over_request = local_storage.offenders(ranked.pod, ranked.resource)
         return Eviction(
             pod=ranked.pod,
             reason=Reason(reason.code, {**reason.details, **_numbers(ranked)}),
@@ -491,13 +472,13 @@ class _Planner:
             status=status,
             ranked=ranked,
             grace_s=effective_grace_s(status.threshold, ranked.pod, self._policy),
-            message=pressure_message(status, ranked.resource, over_request),
+            message=local_storage.pressure_message(status, ranked.resource, over_request),
         )
 
-    def _not_there_reason(self, pod: PodFacts, status: ThresholdStatus) -> Reason | None:
+    def _not_there_reason(self, pod: pressure.PodFacts, status: ThresholdStatus) -> Reason | None:
         return not_there_reason(pod, status.threshold, self._layout, self._placement.others)
 
-    def _keep_reason(self, pod: PodFacts) -> Reason | None:
+    def _keep_reason(self, pod: pressure.PodFacts) -> Reason | None:
         if pod.uid in self._excluded:
             return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._excluded[pod.uid]})
         effects = self._evaluation.state.outstanding
@@ -515,13 +496,13 @@ class _Planner:
             self._limits.append(reason)
         return reason
 
-    def _keep(self, pod: PodFacts, default: Reason) -> Decision:
+    def _keep(self, pod: pressure.PodFacts, default: Reason) -> Decision:
         """Return the decision to keep a pod; ``default`` is the reason if no rule protects this pod."""
         reason = self._kept.get(id(pod), default)
         verdict = Verdict.FAILED if reason.code is ReasonCode.FAILED_EARLIER else Verdict.KEEP
         return Decision(ItemKind.POD, pod.uid, _name(pod), verdict, reason)
 
-    def _by_rank(self, ranking: tuple[RankedPod, ...]) -> list[PodFacts]:
+    def _by_rank(self, ranking: tuple[RankedPod, ...]) -> list[pressure.PodFacts]:
         """Return all pods: the ranked pods by rank, then the others by UID."""
         ranks = {id(each.pod): each.rank for each in ranking}
         return sorted(self._pods, key=lambda pod: ranks.get(id(pod), len(ranking) + 1))
@@ -542,8 +523,8 @@ class _Planner:
 def _decide(ranked: RankedPod, verdict: Verdict, reason: Reason) -> Decision:
     """Return a decision on a pod, with the bytes or inodes that its eviction frees."""
     frees = None if ranked.frees is None or ranked.stalled_percent is not None else int(ranked.frees)
-    frees_bytes = frees if ranked.resource in {Resource.MEMORY, Resource.EPHEMERAL_STORAGE} else None
-    frees_inodes = frees if ranked.resource is Resource.INODES else None
+    frees_bytes = frees if ranked.resource in {pressure.Resource.MEMORY, pressure.Resource.EPHEMERAL_STORAGE} else None
+    frees_inodes = frees if ranked.resource is pressure.Resource.INODES else None
     pod = ranked.pod
     return Decision(ItemKind.POD, pod.uid, _name(pod), verdict, reason, frees_bytes, frees_inodes)
 
@@ -552,5 +533,5 @@ def _numbers(ranked: RankedPod) -> dict[str, Detail]:
     return {**ranked.details, "measure": ranked.measure, "note": ranked.note}
 
 
-def _name(pod: PodFacts) -> str:
+def _name(pod: pressure.PodFacts) -> str:
     return f"{pod.namespace}/{pod.name}"

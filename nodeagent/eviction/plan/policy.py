@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from nodeagent.model.decision import Reason, ReasonCode
 from nodeagent.model.pods import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
-from nodeagent.model.pressure import PodLifecycle, QosClass, Resource
+from nodeagent.model.pressure import Moment, PodFacts, PodLifecycle, QosClass, Resource
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from nodeagent.eviction.plan.ranking import RankedPod
-    from nodeagent.model.pressure import Moment, PodFacts
 
 
 class EvictionPolicy(Record):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.local_storage import find_violation
 from nodeagent.eviction.plan.memory_model import is_disputed, lowest_estimate
 from nodeagent.eviction.plan.planner import plan_eviction
-from nodeagent.eviction.plan.policy import Protection
-from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Unit
+from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
+from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, ThresholdStatus, Unit
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.state import Evaluation
-    from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.model.decision import Reason
     from nodeagent.model.pressure import FilesystemLayout, Observation, OtherImageFilesystem, PodFacts
 

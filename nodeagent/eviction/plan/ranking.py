@@ -5,28 +5,27 @@ The kubelet monitors only the first image filesystem and attributes all writable
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
 
-from nodeagent.eviction.plan.thresholds import MEANINGS, Unit
-from nodeagent.model.decision import Reason, ReasonCode
+from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold, ThresholdStatus, Unit
+from nodeagent.model.decision import Detail, Reason, ReasonCode
 from nodeagent.model.pressure import (
+    Fact,
     FactSource,
     FilesystemLayout,
     FilesystemRole,
     Footprint,
+    LayerUsage,
+    OtherImageFilesystem,
+    PodFacts,
     PodLifecycle,
+    PodUsage,
     Resource,
     Signal,
 )
 from nodeagent.record import Record, replace
 from nodeagent.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
-    from nodeagent.model.decision import Detail
-    from nodeagent.model.pressure import Fact, LayerUsage, OtherImageFilesystem, PodFacts, PodUsage
 
 
 def is_on(layer: LayerUsage, other: OtherImageFilesystem) -> bool | None:

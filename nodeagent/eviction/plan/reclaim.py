@@ -10,23 +10,27 @@ cache changes no signal; the kernel reclaims inactive cache first.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Unit
+from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Threshold, ThresholdStatus, Unit
 from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
-from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Resource, Signal
+from nodeagent.model.pressure import (
+    FilesystemLayout,
+    FilesystemRole,
+    Observation,
+    OtherImageFilesystem,
+    Resource,
+    Signal,
+)
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.model import Container, NodeSnapshot
     from nodeagent.model.node import LogSpace
-    from nodeagent.model.pressure import Observation, OtherImageFilesystem
 
 GROWTH_S: Final = 30.0
 """Seconds of growth that a removal outlasts to end a shortage; the eviction of a pod may take as long."""

@@ -10,23 +10,19 @@ causes, such as a file of the host, it evicts every pod of the node.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.local_storage import format_reading
-from nodeagent.eviction.plan.ranking import usage_of
-from nodeagent.eviction.plan.thresholds import MEANINGS, Unit
-from nodeagent.model.decision import Reason, ReasonCode
+from nodeagent.eviction.plan.ranking import Placement, RankedPod, usage_of
+from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus, Unit
+from nodeagent.model.decision import Detail, Reason, ReasonCode
 from nodeagent.record import Record
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from nodeagent.eviction.plan.policy import EvictionPolicy
-    from nodeagent.eviction.plan.ranking import Placement, RankedPod
-    from nodeagent.eviction.plan.thresholds import ThresholdStatus
-    from nodeagent.model.decision import Detail
     from nodeagent.model.pressure import Moment, Observation, PodFacts, PodUsage
 
 RESPITE_S: Final = 10.0

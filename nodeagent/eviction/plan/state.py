@@ -13,21 +13,18 @@ memory threshold are spaced out and not suspended, since the alternative is an O
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus, in_order, validate
+from nodeagent.eviction.plan.thresholds import MEANINGS, Rejection, Threshold, ThresholdStatus, in_order, validate
 from nodeagent.model.decision import Reason, ReasonCode
-from nodeagent.model.pressure import NodeCondition, Signal
+from nodeagent.model.pressure import Measurand, Moment, NodeCondition, Observation, Signal
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from nodeagent.eviction.plan.effects import OutstandingEffect, Victim
     from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.relief import Unrelieved, UsageSample
-    from nodeagent.eviction.plan.thresholds import Rejection, Threshold
-    from nodeagent.model.pressure import Measurand, Moment, Observation
 
 RECENT_S: Final = 2.0
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Measurand, NodeCondition, Resource, Signal
+from nodeagent.model.pressure import (
+    FilesystemLayout,
+    FilesystemRole,
+    Measurand,
+    Moment,
+    NodeCondition,
+    Observation,
+    OtherImageFilesystem,
+    Resource,
+    Signal,
+)
 from nodeagent.record import KeyedRecord, Record, replace
 from nodeagent.units import format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from nodeagent.model.pressure import Moment, Observation, OtherImageFilesystem
 
 
 class Operator(StrEnum):

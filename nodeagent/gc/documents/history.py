@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
@@ -14,8 +15,6 @@ from nodeagent.schemas import SchemaId
 from nodeagent.text import raw_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from nodeagent.model import stops as node_stop
     from nodeagent.store import history
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from nodeagent.api.common import Document, Filesystem, Part, Reason, Runtime
-from nodeagent.model.decision import Accounting, Verdict
+from nodeagent.model.decision import Accounting, Decision, Verdict
 from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from nodeagent import model
     from nodeagent.gc.plan import breakdown as layer_sharing
-    from nodeagent.model.decision import Decision
     from nodeagent.pods.plan.deletion import PodDeletionStatus
 
 

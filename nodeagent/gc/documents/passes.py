@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import UNSET, UnsetType
@@ -10,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from nodeagent.api import common as codec
 from nodeagent.api.common import Document, Filesystem, Number, Part, Reason, Runtime
 from nodeagent.gc.documents.history import base64_of
-from nodeagent.gc.executor import Outcome, PassEnd
+from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd
 from nodeagent.gc.plan import breakdown as storage_breakdown
 from nodeagent.gc.plan import saved_plan
 from nodeagent.gc.plan.breakdown import Part as StoragePart
@@ -21,10 +22,7 @@ from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from nodeagent.gc import executor as outcomes
-    from nodeagent.gc.executor import MeasuredFilesystem
     from nodeagent.gc.plan.policy import ImageGCPolicy
 
 

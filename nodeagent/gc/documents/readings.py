@@ -6,6 +6,7 @@ Documents are created in a thread, since documents of large nodes would delay th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,6 @@ from nodeagent.pods.plan.deletion import check_pods
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
 
     from nodeagent.gc import pass_state
     from nodeagent.gc import pass_state as gc_preview

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.api.common import Document, Filesystem, Number, Part, RecordedReason, Runtime, encode_line
@@ -14,9 +16,6 @@ from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from datetime import datetime
-
     from nodeagent.gc import restore as undo
     from nodeagent.gc.pass_state import Preview as GCPreview
     from nodeagent.runtime.leases import UndoableRemoval

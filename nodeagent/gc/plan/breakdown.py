@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from nodeagent import model
 from nodeagent.gc.plan.image_users import find_users
-from nodeagent.model import ContainerState, PieceKind, ReferenceKind
 from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import Record
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from nodeagent.model import FsObservation, Image, NodeSnapshot, StorageGraph, UnreferencedPiece
-
-_MAYBE_RUNNING: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
+_MAYBE_RUNNING: Final = frozenset({model.ContainerState.RUNNING, model.ContainerState.UNKNOWN})
 
 
 class Part(StrEnum):
@@ -59,7 +55,7 @@ class MeasuredUsage(Record):
         log_files: the largest files in the pod log root.
     """
 
-    unreferenced: Sequence[UnreferencedPiece] = ()
+    unreferenced: Sequence[model.UnreferencedPiece] = ()
     writable_bytes: Mapping[str, int] | None = None
     logs: Walk | None = None
     volumes: Sequence[Walk] = ()
@@ -85,12 +81,12 @@ class Breakdown(Record):
         exact: whether image usage is the size of layers; otherwise it is the sum of the image sizes reported by CRI.
     """
 
-    filesystem: FsObservation
+    filesystem: model.FsObservation
     shares: tuple[Share, ...]
     exact: bool
 
 
-def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: MeasuredUsage) -> Breakdown:
+def break_down(snapshot: model.NodeSnapshot, filesystem: model.FsObservation, measured: MeasuredUsage) -> Breakdown:
     """Return the usage of the image filesystem by category.
 
     A layer shared by used and unused images counts as used. The remaining usage is data other than container data; its
@@ -120,7 +116,7 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
     return Breakdown(filesystem, tuple(shares), exact=storage is not None)
 
 
-def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:
+def users_by_image(snapshot: model.NodeSnapshot) -> dict[str, str]:
     """Return the names of up to three pods that use an image, as text, by image id."""
     users = find_users(snapshot)
     users_of = {}
@@ -135,7 +131,7 @@ def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:
 
 
 def _image_shares(
-    snapshot: NodeSnapshot, storage: StorageGraph, in_use: frozenset[str], users: Mapping[str, str]
+    snapshot: model.NodeSnapshot, storage: model.StorageGraph, in_use: frozenset[str], users: Mapping[str, str]
 ) -> list[Share]:
     """Return the usage of used images, unused images and otherwise referenced content, each piece counted once."""
     names = {image.id: image.name for image in snapshot.images}
@@ -157,7 +153,7 @@ def _image_shares(
     others = [
         (", ".join(kind.value for kind in piece.references), piece.size_bytes)
         for index, piece in enumerate(storage.pieces)
-        if index not in counted and piece.references and set(piece.references) != {ReferenceKind.CONTAINER}
+        if index not in counted and piece.references and set(piece.references) != {model.ReferenceKind.CONTAINER}
     ]
     if storage.undo_bytes:
         others.append(("undo window of removed images", storage.undo_bytes))
@@ -165,7 +161,7 @@ def _image_shares(
     return shares
 
 
-def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> list[Share]:
+def _image_shares_by_size(snapshot: model.NodeSnapshot, in_use: frozenset[str]) -> list[Share]:
     shares = []
     for part, used in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
         members = [(image.name, image.size_bytes or 0) for image in snapshot.images if (image.id in in_use) is used]
@@ -173,7 +169,7 @@ def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> lis
     return shares
 
 
-def _writable_shares(snapshot: NodeSnapshot, writable_bytes: Mapping[str, int]) -> list[Share]:
+def _writable_shares(snapshot: model.NodeSnapshot, writable_bytes: Mapping[str, int]) -> list[Share]:
     known = {each.id: each for each in snapshot.containers}
     sandboxes = {each.id: each for each in snapshot.sandboxes}
     running: list[tuple[str, int]] = []
@@ -221,7 +217,7 @@ class Stack:
         derived: stacks on top of this stack.
     """
 
-    images: list[Image] = field(default_factory=list)
+    images: list[model.Image] = field(default_factory=list)
     layers: int = 0
     size_bytes: int = 0
     derived: list[Stack] = field(default_factory=list)
@@ -235,10 +231,12 @@ class Stack:
 @dataclass(slots=True)
 class _Layer:
     children: dict[int, _Layer] = field(default_factory=dict)
-    images: list[Image] = field(default_factory=list)
+    images: list[model.Image] = field(default_factory=list)
 
 
-def sharing_tree(images: Iterable[Image], storage: StorageGraph) -> tuple[tuple[Stack, ...], tuple[Image, ...]]:
+def sharing_tree(
+    images: Iterable[model.Image], storage: model.StorageGraph
+) -> tuple[tuple[Stack, ...], tuple[model.Image, ...]]:
     """Return the bottom stacks of the tree, and the images without known layers.
 
     Adjacent layers contained in the same images form one stack. Stacks are ordered by number of images, then by size,
@@ -247,7 +245,7 @@ def sharing_tree(images: Iterable[Image], storage: StorageGraph) -> tuple[tuple[
     root, unknown = _Layer(), []
     for image in images:
         indexes = storage.by_image.get(image.id, ())
-        chain = [index for index in reversed(indexes) if storage.pieces[index].kind is PieceKind.SNAPSHOT]
+        chain = [index for index in reversed(indexes) if storage.pieces[index].kind is model.PieceKind.SNAPSHOT]
         if not chain:
             unknown.append(image)
             continue
@@ -258,7 +256,7 @@ def sharing_tree(images: Iterable[Image], storage: StorageGraph) -> tuple[tuple[
     return _stacks(root, storage), tuple(unknown)
 
 
-def _stacks(root: _Layer, storage: StorageGraph) -> tuple[Stack, ...]:
+def _stacks(root: _Layer, storage: model.StorageGraph) -> tuple[Stack, ...]:
     stacks = []
     for first, start in root.children.items():
         stack, layer, index = Stack(), start, first

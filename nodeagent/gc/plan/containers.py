@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from itertools import count
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.consistency import withheld
 from nodeagent.last_result import keep_last_result
-from nodeagent.model import ContainerState, Role
+from nodeagent.model import Container, ContainerState, NodeSnapshot, Role, Sandbox
 from nodeagent.model.clock import clock_untrusted, earlier
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
-from nodeagent.pods.plan.deletion import check_pods, contradiction, pod_uid_of
+from nodeagent.pods.plan.deletion import PodDeletionStatus, check_pods, contradiction, pod_uid_of
 from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from datetime import datetime
-
     from nodeagent.gc.plan.policy import ContainerGCPolicy, SandboxGCPolicy
-    from nodeagent.model import Container, NodeSnapshot, Sandbox
-    from nodeagent.pods.plan.deletion import PodDeletionStatus
 
 _Unit = tuple[str, str]
 """Unit of the limit per container: pod UID and container name."""

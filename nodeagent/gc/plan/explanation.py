@@ -6,16 +6,17 @@ Explanations are derived from the plan of the next pass, so that they cannot con
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.image_protection import Irreplaceable, describe_origins, irreplaceable_images
 from nodeagent.gc.plan.image_targets import ledger_for
-from nodeagent.gc.plan.image_users import ImageIndex, find_users
+from nodeagent.gc.plan.image_users import ImageIndex, ImageUsers, find_users
 from nodeagent.gc.plan.images import plan_image_gc, unused_since
 from nodeagent.gc.plan.keep_rules import keep_reasons
-from nodeagent.model.decision import ItemKind, ReasonCode, Verdict
+from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.pods.plan.deletion import PodDeletionStatus, check_pods
 from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import Record, replace
@@ -23,12 +24,8 @@ from nodeagent.text import escape
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from nodeagent.gc.plan.image_users import ImageUsers
     from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
     from nodeagent.model import Container, Image, ImageFilesystem, NodeSnapshot, Sandbox, StorageGraph
-    from nodeagent.model.decision import Decision, Plan, Reason
 
 _NEVER: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.PINNED: "pinned in the runtime",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -20,22 +21,13 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from nodeagent import linear_expression
 from nodeagent.gc.plan.image_users import bare_id, digest_of, normalise, repository_of
-from nodeagent.linear_expression import (
-    NO_MATCH,
-    ExpressionError,
-    ExpressionSet,
-    check_expression,
-    expression_of_glob,
-    glob_search,
-)
 from nodeagent.model.decision import Reason, ReasonCode
 from nodeagent.record import Record
 from nodeagent.units import format_duration, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from nodeagent.model import Image, ImageUsage, NodeSnapshot
 
 _IMPORTED: Final = "imported or built on this node, never pulled"
@@ -123,7 +115,7 @@ def _cause(image: Image, sources: frozenset[str] | None, unreachable: Sequence[s
                 return f"never pulled as {repository}"
     for name in names if unreachable else ():
         registry = normalise(name).partition("/")[0]
-        if any(glob_search(pattern)(registry) for pattern in unreachable):
+        if any(linear_expression.glob_search(pattern)(registry) for pattern in unreachable):
             return f"registry {registry} is unreachable"
     return ""
 
@@ -224,8 +216,8 @@ def parse_rule(text: str) -> ProtectionRule:
     if not stripped:
         raise ValueError(f"empty rule: write {RULE_FORM}")
     try:
-        expression_of_glob(stripped)
-    except ExpressionError as error:
+        linear_expression.expression_of_glob(stripped)
+    except linear_expression.ExpressionError as error:
         raise ValueError(f"{stripped[:_SHOWN]!r} is not a pattern: {error}: write {RULE_FORM}") from error
     return ProtectionRule(stripped, RuleKind.GLOB, stripped)
 
@@ -240,8 +232,8 @@ def _regex_rule(text: str) -> ProtectionRule:
     if not expression:
         raise ValueError(f"{text!r} has no expression: write {RULE_FORM}")
     try:
-        check_expression(expression)
-    except ExpressionError as error:
+        linear_expression.check_expression(expression)
+    except linear_expression.ExpressionError as error:
         raise ValueError(f"{expression!r} is not a regular expression: {error}: write {RULE_FORM}") from error
     return ProtectionRule(text, RuleKind.REGEX, expression)
 
@@ -311,7 +303,7 @@ class Matcher:
 
     def __init__(self, rules: tuple[ProtectionRule, ...]) -> None:
         """Compile the rules."""
-        self._expressions = ExpressionSet([_expression(rule) for rule in rules])
+        self._expressions = linear_expression.ExpressionSet([_expression(rule) for rule in rules])
         self._digests: dict[str, int] = {}
         for place, rule in enumerate(rules):
             if rule.kind is RuleKind.DIGEST:
@@ -337,12 +329,12 @@ def _expression(rule: ProtectionRule) -> str:
     """Return a rule as expression; a glob has an optional Docker Hub prefix and an optional tag and digest."""
     match rule.kind:
         case RuleKind.GLOB:
-            glob = expression_of_glob(rule.value)
+            glob = linear_expression.expression_of_glob(rule.value)
             return rf"\A(?:docker\.io/(?:library/)?)?{glob}(?::[^/@:]*)?(?:@[^/]*)?\z"
         case RuleKind.REGEX:
             return rule.value
         case RuleKind.DIGEST:
-            return NO_MATCH
+            return linear_expression.NO_MATCH
 
 
 def _both_forms(digest: str) -> tuple[str, str]:

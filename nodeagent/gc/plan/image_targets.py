@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from nodeagent.model.decision import Accounting, Reason, ReasonCode
+from nodeagent.model.decision import Accounting, Detail, Reason, ReasonCode
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from nodeagent.model import FsObservation, Image, ImageFilesystem, NodeSnapshot, StorageGraph
-    from nodeagent.model.decision import Detail
 
 Gain = tuple[int | None, int | None]
 """Bytes and inodes freed by a removal; ``None`` if unknown."""

@@ -10,20 +10,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nodeagent.last_result import keep_last_result
-from nodeagent.model import ContainerState
+from nodeagent.model import Container, ContainerState, Image, NodeSnapshot, Sandbox
 from nodeagent.model.decision import Reason, ReasonCode
 from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
 
 DOCKER_HUB: Final = "docker.io"
 _CACHED_SPELLINGS: Final = 4096  # covers the image names of a large node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -14,14 +15,22 @@ from nodeagent.gc.plan.image_protection import (
     removal_reason,
     with_last_reasons,
 )
-from nodeagent.gc.plan.image_targets import collected_filesystems, ledger_for
-from nodeagent.gc.plan.image_users import find_users
-from nodeagent.gc.plan.keep_rules import first_keep_reasons, keep_context, use_unknown
-from nodeagent.gc.plan.policy import LIMITS, PassLimits, Spent
+from nodeagent.gc.plan.image_targets import (
+    CollectedFilesystem,
+    Gain,
+    SpaceNeeded,
+    Target,
+    collected_filesystems,
+    ledger_for,
+)
+from nodeagent.gc.plan.image_users import ImageUsers, find_users
+from nodeagent.gc.plan.keep_rules import KeepContext, first_keep_reasons, keep_context, use_unknown
+from nodeagent.gc.plan.policy import LIMITS, ImageGCPolicy, PassLimits, Spent
 from nodeagent.model.clock import clock_untrusted, earlier
 from nodeagent.model.decision import (
     NO_FAILURES,
     Decision,
+    Detail,
     FilesystemTarget,
     ItemKind,
     Plan,
@@ -33,14 +42,7 @@ from nodeagent.record import replace
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from nodeagent.gc.plan.image_targets import CollectedFilesystem, Gain, SpaceNeeded, Target
-    from nodeagent.gc.plan.image_users import ImageUsers
-    from nodeagent.gc.plan.keep_rules import KeepContext
-    from nodeagent.gc.plan.policy import ImageGCPolicy
     from nodeagent.model import Image, ImageUsage, NodeSnapshot
-    from nodeagent.model.decision import Detail
 
 # Enum members used for every image are module constants: a lookup in the enum class takes ten times as long.
 _IMAGE, _FAILED = ItemKind.IMAGE, ReasonCode.FAILED_EARLIER

@@ -11,27 +11,25 @@ ten calls for each of 100,000 images, although few images match a rule.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.image_protection import (
     DIGEST_PREFIXES,
     Matcher,
+    ProtectionPolicy,
     ProtectionRule,
     RuleKind,
     origin_keep_reasons,
     parse_rule,
 )
-from nodeagent.gc.plan.image_users import find_users, in_use_reason, is_named_like_pause
+from nodeagent.gc.plan.image_users import ImageIndex, ImageUsers, find_users, in_use_reason, is_named_like_pause
 from nodeagent.last_result import keep_last_result
 from nodeagent.model.decision import NO_FAILURES, Reason, ReasonCode
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from datetime import datetime
-
-    from nodeagent.gc.plan.image_protection import ProtectionPolicy
-    from nodeagent.gc.plan.image_users import ImageIndex, ImageUsers
     from nodeagent.model import ClockTrust, Hold, Image, NodeSnapshot
 
 

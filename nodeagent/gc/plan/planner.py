@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from nodeagent.gc.plan.containers import plan_container_gc, plan_sandbox_gc
-from nodeagent.gc.plan.image_users import find_users
+from nodeagent.gc.plan.image_users import ImageUsers, find_users
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.pod_logs import plan_pod_logs
-from nodeagent.model import ImageUsage, ReferenceKind
-from nodeagent.model.decision import Reason, ReasonCode, Verdict
+from nodeagent.model import FsObservation, ImageUsage, NodeSnapshot, ReferenceKind, StorageGraph
+from nodeagent.model.decision import Plan, Reason, ReasonCode, Verdict
 from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nodeagent.gc.plan.image_users import ImageUsers
     from nodeagent.gc.plan.policy import GCPolicy
-    from nodeagent.model import FsObservation, NodeSnapshot, StorageGraph
-    from nodeagent.model.decision import Plan
 
 
 def project_with_users(

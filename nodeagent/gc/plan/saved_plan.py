@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -20,17 +21,14 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.model.decision import ItemKind, Verdict, sentence_of
+from nodeagent.model.decision import Decision, ItemKind, Plan, Verdict, sentence_of
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record, equal_fields
 from nodeagent.schemas import SchemaId
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from nodeagent.model import NodeSnapshot
-    from nodeagent.model.decision import Decision, Plan
 
 SCHEMA: Final = SchemaId.SAVED_PLAN.value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
@@ -15,17 +16,13 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
 )
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.model import ContainerState
+from nodeagent.model import Container, ContainerState, RuntimeInfo, Sandbox
 from nodeagent.record import replace
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.cri import mounts_images
+from nodeagent.runtime.cri import CriClient, mounts_images
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-
-    from nodeagent.model import Container, RuntimeInfo, Sandbox
     from nodeagent.runtime.containerd_records import SnapshotUsage, StoredContainer
-    from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import ContainerUsage
 
 _EXITED: Final = ContainerState.EXITED  # a module constant, since a lookup in the enum class takes ten times as long

@@ -6,43 +6,33 @@ Image filesystems are those that the runtime reports, and those that a snapshott
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
+from nodeagent import model
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError, StoreError
 from nodeagent.gc.plan.image_users import images_in_use
 from nodeagent.gc.plan.keep_rules import holds_in_force
-from nodeagent.model import ImageFilesystem, ImageUseRecord, StorageGraph
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all
-from nodeagent.runtime.storage_backend import CriOnlyStorage
+from nodeagent.runtime.storage_backend import CriOnlyStorage, StorageBackend
 from nodeagent.runtime.storage_graph import pull_times, with_pins
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-    from datetime import datetime
-
     from nodeagent.gc.snapshot.lists import CheckedLists
     from nodeagent.loops.clock_reading import FirstSeenReader
-    from nodeagent.model import (
-        ClockTrust,
-        FsObservation,
-        GapCause,
-        Hold,
-        Image,
-        NodeSnapshot,
-        PodImages,
-        UnreferencedPiece,
-    )
     from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import RuntimeStatus
     from nodeagent.runtime.namespace_lists import StorageLists
-    from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.store.clock_record import ClockReading
 
-    PodImageSource = Callable[[], Awaitable[PodImages]]
 
-_NOT_OBSERVED: Final = ImageUseRecord({}, None)
+PodImageSource = Callable[[], Awaitable[model.PodImages]]
+
+
+_NOT_OBSERVED: Final = model.ImageUseRecord({}, None)
 
 
 class ImageObserver:
@@ -60,7 +50,7 @@ class ImageObserver:
         *,
         filesystems: ImageFilesystemReader,
         memory: NodeMemory,
-        read_holds: Callable[[], tuple[Hold, ...]],
+        read_holds: Callable[[], tuple[model.Hold, ...]],
         read_pod_images: PodImageSource,
     ) -> None:
         self._cri = cri
@@ -70,9 +60,9 @@ class ImageObserver:
         self._read_holds = read_holds
         self._read_pod_images = read_pod_images
         self._sources: dict[str, frozenset[str]] = {}
-        self.filesystems: tuple[ImageFilesystem, ...] | None = None
+        self.filesystems: tuple[model.ImageFilesystem, ...] | None = None
 
-    async def find_unreferenced(self) -> tuple[UnreferencedPiece, ...]:
+    async def find_unreferenced(self) -> tuple[model.UnreferencedPiece, ...]:
         """Return the unreferenced blobs and snapshots.
 
         Raises:
@@ -82,7 +72,7 @@ class ImageObserver:
         paths, _ = await self._filesystem_reader.reported_paths()
         return await self._storage.find_unreferenced(snapshotter=status.snapshotter, path=next(iter(paths), "/"))
 
-    async def find_filesystems(self) -> tuple[ImageFilesystem, ...]:
+    async def find_filesystems(self) -> tuple[model.ImageFilesystem, ...]:
         """Return all image filesystems of a node with several; empty on a node with one.
 
         The result is from the last observation; before the first observation, from the runtime's report and the
@@ -94,7 +84,7 @@ class ImageObserver:
         if self.filesystems is not None:
             return self.filesystems
         (paths, error), status = await gather_all(self._filesystem_reader.reported_paths(), self._cri.status())
-        known = StorageGraph(store_paths=await self._storage.read_store_paths())
+        known = model.StorageGraph(store_paths=await self._storage.read_store_paths())
         return (await self._filesystem_reader.read(paths, error, known, status.snapshotters)).several
 
     async def list_stored(self) -> tuple[StoredContainer, ...] | None:
@@ -120,13 +110,13 @@ class ImageObserver:
 
     async def complete(  # noqa: PLR0913, PLR0917 - one argument per reading
         self,
-        snapshot: NodeSnapshot,
+        snapshot: model.NodeSnapshot,
         checked: CheckedLists,
         status: RuntimeStatus,
         reported: tuple[tuple[str, ...], str],
         warnings: list[str],
         at: ClockReading,
-    ) -> NodeSnapshot:
+    ) -> model.NodeSnapshot:
         """Return the snapshot with the storage graph, the usage of images, the holds and the image filesystem.
 
         Args:
@@ -146,7 +136,7 @@ class ImageObserver:
         pulled = pull_times(snapshot.images, storage)
         in_use = images_in_use(snapshot)
 
-        def read_state() -> tuple[ImageUseRecord, tuple[Hold, ...], str]:
+        def read_state() -> tuple[model.ImageUseRecord, tuple[model.Hold, ...], str]:
             # contradictory lists would record used images as unused, and unlisted images as removed
             use = _NOT_OBSERVED if snapshot.contradictions else self._memory.observe(pulled, in_use, at)
             try:
@@ -173,12 +163,12 @@ class ImageObserver:
 
     async def _build_graph(
         self,
-        images: Sequence[Image],
+        images: Sequence[model.Image],
         checked: CheckedLists,
         status: RuntimeStatus,
         path: str,
         warnings: list[str],
-    ) -> StorageGraph | None:
+    ) -> model.StorageGraph | None:
         try:
             if isinstance(self._storage, CriOnlyStorage):
                 return None
@@ -195,7 +185,7 @@ class ImageObserver:
             warnings.append(f"sizes are upper bounds: containerd's own services failed: {error}")
             return None
 
-    def _image_sources(self, storage: StorageGraph | None) -> Mapping[str, frozenset[str]] | None:
+    def _image_sources(self, storage: model.StorageGraph | None) -> Mapping[str, frozenset[str]] | None:
         """Return the sources by image id, of the last graph if ``storage`` is missing; ``None`` with CRI alone.
 
         The content of an image id never changes, and a later pull only adds sources.
@@ -216,12 +206,12 @@ class NodeMemory(Protocol):
     def first_seen(self) -> FirstSeenReader:
         """Return the reader of the first observations of items with a time that contradicts the clock."""
 
-    def read_clock(self, at: ClockReading) -> ClockTrust:
+    def read_clock(self, at: ClockReading) -> model.ClockTrust:
         """Record a reading of the clocks and return the trust in its wall clock."""
 
     def observe(
         self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading
-    ) -> ImageUseRecord:
+    ) -> model.ImageUseRecord:
         """Record one detection and return the usage of each listed image.
 
         Args:
@@ -230,7 +220,7 @@ class NodeMemory(Protocol):
             at: reading of the clocks at the detection.
         """
 
-    def interrupt(self, cause: GapCause) -> None:
+    def interrupt(self, cause: model.GapCause) -> None:
         """Record the cause of a gap in the observation of image use that begins now."""
 
 
@@ -250,15 +240,17 @@ class ImageFilesystems(Record):
         several: all image filesystems of a node with several, in the runtime's order; empty on a node with one.
     """
 
-    first: FsObservation | None
+    first: model.FsObservation | None
     error: str = ""
-    several: tuple[ImageFilesystem, ...] = ()
+    several: tuple[model.ImageFilesystem, ...] = ()
 
 
 class ImageFilesystemReader:
     """Reader of the image filesystems of the node."""
 
-    def __init__(self, cri: CriClient, read_filesystem: Callable[[str], FsObservation], imagefs_path: str = "") -> None:
+    def __init__(
+        self, cri: CriClient, read_filesystem: Callable[[str], model.FsObservation], imagefs_path: str = ""
+    ) -> None:
         """Create a reader; a non-empty ``imagefs_path`` replaces the paths that the runtime reports."""
         self._cri = cri
         self._read_filesystem = read_filesystem
@@ -281,7 +273,7 @@ class ImageFilesystemReader:
         self,
         reported: Sequence[str],
         error: str,
-        storage: StorageGraph | None,
+        storage: model.StorageGraph | None,
         configured: Collection[str] = (),
     ) -> ImageFilesystems:
         """Return the image filesystems.
@@ -311,7 +303,7 @@ class ImageFilesystemReader:
         reading = await self._try(path)
         return ImageFilesystems(None, reading) if isinstance(reading, str) else ImageFilesystems(reading)
 
-    async def _try(self, path: str) -> FsObservation | str:
+    async def _try(self, path: str) -> model.FsObservation | str:
         """Return the reading of a path, or the cause of a failed reading.
 
         The path is read in a thread with a deadline, since statvfs on a dead mount never returns.
@@ -326,14 +318,14 @@ class ImageFilesystemReader:
 
 
 def _group(
-    reported: Sequence[str], stores: Mapping[str, str], readings: Mapping[str, FsObservation | str]
-) -> tuple[ImageFilesystem, ...]:
+    reported: Sequence[str], stores: Mapping[str, str], readings: Mapping[str, model.FsObservation | str]
+) -> tuple[model.ImageFilesystem, ...]:
     """Return the image filesystems with their stores: reported filesystems first, then those of other snapshotters.
 
     A filesystem with the content store only is not an image filesystem, because images are removed to free the space of
     snapshots. A snapshotter with an unreadable directory, which the runtime does not report, is omitted.
     """
-    found: dict[object, tuple[str, FsObservation | str, set[str]]] = {}
+    found: dict[object, tuple[str, model.FsObservation | str, set[str]]] = {}
 
     def key_of(path: str) -> object:
         reading = readings[path]
@@ -348,8 +340,8 @@ def _group(
     if content is not None and key_of(content) in found:
         found[key_of(content)][2].add(CONTENT_STORE)
     return tuple(
-        ImageFilesystem(path, frozenset(names), None, reading)
+        model.ImageFilesystem(path, frozenset(names), None, reading)
         if isinstance(reading, str)
-        else ImageFilesystem(path, frozenset(names), reading)
+        else model.ImageFilesystem(path, frozenset(names), reading)
         for path, reading, names in found.values()
     )

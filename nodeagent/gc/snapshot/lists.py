@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
+from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.gc.plan.consistency import ListedIds, RuntimeLists, Suspicion, SuspicionKind, find_suspicions, persistent
 from nodeagent.gc.plan.image_users import bare_id
-from nodeagent.model import ListContradiction
+from nodeagent.model import Container, Image, ListContradiction, Sandbox
 from nodeagent.record import replace
 from nodeagent.runtime.connection import gather_all
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
-
-    from nodeagent.errors import NodeAgentError
-    from nodeagent.model import Container, Image, Sandbox
     from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri_messages import ContainerUsage
     from nodeagent.runtime.namespace_lists import StorageLists
 
-    FindRunning = Callable[[Collection[str]], tuple[frozenset[str], bool]]
+
+FindRunning = Callable[[Collection[str]], tuple[frozenset[str], bool]]
+
 
 CONFIRM_S: Final = 1.0
 """Seconds between a suspicious listing and the second listing."""

@@ -9,18 +9,20 @@ on the reading; otherwise the failure becomes a warning in the snapshot.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from nodeagent import model
 from nodeagent.errors import ObservationError, RuntimeUnavailableError
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.snapshot.details import DeadLayers, ItemDetails
-from nodeagent.gc.snapshot.images import ImageFilesystemReader, ImageObserver
-from nodeagent.gc.snapshot.lists import CONFIRM_S, ListCheck
+from nodeagent.gc.snapshot.images import ImageFilesystemReader, ImageObserver, NodeMemory, PodImageSource
+from nodeagent.gc.snapshot.lists import CONFIRM_S, FindRunning, ListCheck
 from nodeagent.host import pod_logs as podlogs
 from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
 from nodeagent.loops.clock_reading import read_clocks, with_valid_times
-from nodeagent.model import GapCause, LogTree, NodeSnapshot
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.plan.deletion import checked_pod_list
 from nodeagent.record import replace
@@ -28,20 +30,13 @@ from nodeagent.runtime.connection import gather_all
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
 from nodeagent.runtime.storage_graph import unlisted_containers
-from nodeagent.store.database import SnapshotFigures
+from nodeagent.store.database import SnapshotFigures, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from nodeagent.clock import Clock
-    from nodeagent.gc.snapshot.images import NodeMemory, PodImageSource
-    from nodeagent.gc.snapshot.lists import FindRunning
-    from nodeagent.model import ContainerLogLink, FsObservation, Hold, PodList, PodLogDirectory, Role, Sandbox
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.store.clock_record import ClockReading
-    from nodeagent.store.database import Store
 
 MAX_TREES_S: Final = 30.0
 """Time limit in seconds for all log trees of one observation; unread trees count as incomplete."""
@@ -57,10 +52,12 @@ class PodLogReader:
         self._clock = clock
         self._first_equal: Mapping[str, tuple[str, float]] = {}
 
-    def list_entries(self, warnings: list[str]) -> tuple[tuple[PodLogDirectory, ...], tuple[ContainerLogLink, ...]]:
+    def list_entries(
+        self, warnings: list[str]
+    ) -> tuple[tuple[model.PodLogDirectory, ...], tuple[model.ContainerLogLink, ...]]:
         """Return the pod log directories and the links without target; none, with a warning, if unreadable. Blocks."""
-        directories: tuple[PodLogDirectory, ...] = ()
-        links: tuple[ContainerLogLink, ...] = ()
+        directories: tuple[model.PodLogDirectory, ...] = ()
+        links: tuple[model.ContainerLogLink, ...] = ()
         try:
             directories = podlogs.list_pod_log_directories(self._root)
             if self._root.is_dir():  # without this directory the target of every link is missing
@@ -70,8 +67,8 @@ class PodLogReader:
         return directories, links
 
     async def read(
-        self, directories: Sequence[PodLogDirectory], sandboxes: Iterable[Sandbox]
-    ) -> tuple[PodLogDirectory, ...]:
+        self, directories: Sequence[model.PodLogDirectory], sandboxes: Iterable[model.Sandbox]
+    ) -> tuple[model.PodLogDirectory, ...]:
         """Return the directories; directories of pods without a ready sandbox include their trees."""
         ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
         read = [each for each in directories if each.is_directory and each.uid and each.uid not in ready]
@@ -86,14 +83,16 @@ class PodLogReader:
             if each.name not in trees or trees[each.name] is not None
         )
 
-    def _read(self, names: Sequence[str]) -> dict[str, LogTree | None]:
+    def _read(self, names: Sequence[str]) -> dict[str, model.LogTree | None]:
         before, first_equal = self._first_equal, {}
-        trees: dict[str, LogTree | None] = {}
+        trees: dict[str, model.LogTree | None] = {}
         deadline_s = self._clock.monotonic_s() + MAX_TREES_S
         for name in names:
             now_s = self._clock.monotonic_s()
             if now_s >= deadline_s:
-                trees[name] = LogTree(FAR_FUTURE, "", f"not reached within {MAX_TREES_S:.0f} s of this observation")
+                trees[name] = model.LogTree(
+                    FAR_FUTURE, "", f"not reached within {MAX_TREES_S:.0f} s of this observation"
+                )
                 continue
             tree = read_log_tree(self._root, name, self._clock, within_s=min(MAX_TREE_S, deadline_s - now_s))
             if tree is not None and not tree.problem:
@@ -128,13 +127,13 @@ class Observer:
         container_log_root: Path,
         clock: Clock,
         read_boot_id: Callable[[], str],
-        read_filesystem: Callable[[str], FsObservation],
+        read_filesystem: Callable[[str], model.FsObservation],
         memory: NodeMemory,
-        read_holds: Callable[[], tuple[Hold, ...]],
-        read_role: Callable[[], Awaitable[Role]],
+        read_holds: Callable[[], tuple[model.Hold, ...]],
+        read_role: Callable[[], Awaitable[model.Role]],
         find_running: FindRunning,
         read_pod_images: PodImageSource = no_pod_images,
-        read_pod_list: Callable[[], PodList | None] = lambda: None,
+        read_pod_list: Callable[[], model.PodList | None] = lambda: None,
         confirm_s: float = CONFIRM_S,
     ) -> None:
         """Compose the observer.
@@ -177,7 +176,7 @@ class Observer:
         self._lists = ListCheck(cri, find_running, list_stored, list_records, confirm_s=confirm_s)
         self.list_problem = ""
 
-    async def observe(self, scope: Scope) -> NodeSnapshot:
+    async def observe(self, scope: Scope) -> model.NodeSnapshot:
         """Return the current state of the node.
 
         Raises:
@@ -188,11 +187,11 @@ class Observer:
         try:
             snapshot = await self._observe(scope)
         except RuntimeUnavailableError:
-            await asyncio.to_thread(self._memory.interrupt, GapCause.RUNTIME_UNAVAILABLE)
+            await asyncio.to_thread(self._memory.interrupt, model.GapCause.RUNTIME_UNAVAILABLE)
             raise
         return replace(snapshot, reading_s=self._monotonic_s() - began_s)
 
-    async def _observe(self, scope: Scope) -> NodeSnapshot:
+    async def _observe(self, scope: Scope) -> model.NodeSnapshot:
         warnings: list[str] = []
         directories, links = await self._list_logs(scope, warnings)
         with_images = scope is not Scope.CONTAINERS
@@ -214,7 +213,7 @@ class Observer:
         if scope is not Scope.IMAGES:  # a reading without directories would discard the times of unchanged trees
             directories = await self._logs.read(directories, sandboxes)
         role = await self._read_role()  # read last, since a kubelet may have started during the observation
-        snapshot = NodeSnapshot(
+        snapshot = model.NodeSnapshot(
             observed_at=at.wall,
             runtime=info,
             role=role,
@@ -242,7 +241,7 @@ class Observer:
 
     async def _list_logs(
         self, scope: Scope, warnings: list[str]
-    ) -> tuple[tuple[PodLogDirectory, ...], tuple[ContainerLogLink, ...]]:
+    ) -> tuple[tuple[model.PodLogDirectory, ...], tuple[model.ContainerLogLink, ...]]:
         if scope is Scope.IMAGES:
             return (), ()
         return await asyncio.to_thread(self._logs.list_entries, warnings)

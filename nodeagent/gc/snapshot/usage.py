@@ -11,21 +11,19 @@ import stat
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
-from nodeagent.gc.plan.breakdown import MeasuredUsage, Walk, break_down
+from nodeagent.gc.plan.breakdown import Breakdown, MeasuredUsage, Share, Walk, break_down
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from nodeagent.gc.plan.breakdown import Breakdown, Share
     from nodeagent.gc.snapshot.node import Observer
     from nodeagent.model import FsObservation, NodeSnapshot, UnreferencedPiece
     from nodeagent.runtime.storage_backend import StorageBackend

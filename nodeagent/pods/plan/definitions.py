@@ -10,17 +10,13 @@ they only affect the stop order and exempt no pod.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
-from nodeagent.model.pods import PodListSource
+from nodeagent.model.pods import PodListSource, PodSpec, RuntimePod
 from nodeagent.model.pressure import UNKNOWN, Fact, FactSource
 from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.record import Record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from nodeagent.model.pods import PodSpec, RuntimePod
 
 ANNOTATION_MIRROR: Final = "kubernetes.io/config.mirror"
 ANNOTATION_HASH: Final = "kubernetes.io/config.hash"

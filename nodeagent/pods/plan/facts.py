@@ -15,50 +15,35 @@ critical is assumed not to be critical. On a node managed by a kubelet, these fa
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
+from nodeagent.model import pressure
 from nodeagent.model.pods import (
     CRITICAL_CLASS_PRIORITIES,
     CRITICAL_PRIORITY,
     ENDED,
+    ContainerTraits,
     EmptyDirSpec,
     PodListSource,
     PodReading,
     PodSpec,
     RuntimePod,
 )
-from nodeagent.model.pressure import (
-    UNKNOWN,
-    ContainerFacts,
-    EmptyDirFacts,
-    Fact,
-    FactSource,
-    Footprint,
-    PodFacts,
-    PodLifecycle,
-    PodUsage,
-    QosClass,
-)
-from nodeagent.model.runtime import ANNOTATION_SOURCE, LABEL_POD_UID, ContainerState
+from nodeagent.model.runtime import ANNOTATION_SOURCE, LABEL_POD_UID, Container, ContainerState, Sandbox
 from nodeagent.pods.plan.definitions import (
     ANNOTATION_MIRROR,
     ANNOTATION_PRIORITY,
     PodDefinition,
+    SpecIndex,
     read_marks,
     static_by_source,
 )
 from nodeagent.pods.plan.inference import inconsistencies, infer_qos, infer_request, sum_requests
 from nodeagent.record import equal_fields
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from nodeagent.model.pods import ContainerTraits
-    from nodeagent.model.runtime import Container, Sandbox
-    from nodeagent.pods.plan.definitions import SpecIndex
 
 T = TypeVar("T")
 
@@ -76,7 +61,7 @@ def merge_facts(  # noqa: PLR0913 - one argument for each source of facts
     memory_capacity_bytes: int | None,
     assume: bool,
     annotation_namespaces: AbstractSet[str] = frozenset(),
-) -> tuple[PodFacts, ...]:
+) -> tuple[pressure.PodFacts, ...]:
     """Return the merged facts of each pod, ordered by UID.
 
     Args:
@@ -97,7 +82,7 @@ def merge_facts(  # noqa: PLR0913 - one argument for each source of facts
     return tuple(sorted(merged, key=attrgetter("uid")))
 
 
-def ignored_marks(facts: Iterable[PodFacts]) -> Iterator[str]:
+def ignored_marks(facts: Iterable[pressure.PodFacts]) -> Iterator[str]:
     """Yield a warning for each pod with ignored marks."""
     for pod in facts:
         if pod.ignored:
@@ -135,14 +120,14 @@ class _Merger:
             for each in pod.running
         }
 
-    def facts(self, reading: PodReading | None) -> PodFacts:
+    def facts(self, reading: PodReading | None) -> pressure.PodFacts:
         """Return the merged facts of the pod."""
         static, mirror = self._static(), self._mirror()
         ranking = (each for each in (self._defined.verified, self._defined.manifest) if each is not None)
         priority_class = next((each.priority_class for each in ranking if each.priority_class), "")
         critical = self._critical()
         ephemeral = self._best(self._defined.field(attrgetter("ephemeral_request_bytes")), self._assumed(0))
-        return PodFacts(
+        return pressure.PodFacts(
             uid=self._pod.uid,
             namespace=self._pod.sandbox.namespace,
             name=self._pod.sandbox.name,
@@ -172,12 +157,12 @@ class _Merger:
         self._contradictions.append(f"malformed in {where}: {spec.malformed}")
         return None
 
-    def _assumed(self, value: T) -> Fact[T | None]:
-        return Fact(value, FactSource.ASSUMED) if self._assume else UNKNOWN
+    def _assumed(self, value: T) -> pressure.Fact[T | None]:
+        return pressure.Fact(value, pressure.FactSource.ASSUMED) if self._assume else pressure.UNKNOWN
 
     @staticmethod
-    def _best(*facts: Fact[T | None]) -> Fact[T | None]:
-        return next((fact for fact in facts if fact.value is not None), UNKNOWN)
+    def _best(*facts: pressure.Fact[T | None]) -> pressure.Fact[T | None]:
+        return next((fact for fact in facts if fact.value is not None), pressure.UNKNOWN)
 
     def _check_listed(self, specs: SpecIndex) -> None:
         if self._defined.listed is None:
@@ -195,9 +180,9 @@ class _Merger:
         if specs.count(self._pod.uid) > 1:
             self._contradictions.append(f"UID more than once in the {owner}'s list")
 
-    def _check_qos(self, derived: Fact[QosClass | None]) -> None:
+    def _check_qos(self, derived: pressure.Fact[pressure.QosClass | None]) -> None:
         qos = self._qos
-        by_cgroup = derived.value if derived.source is FactSource.CGROUP else None
+        by_cgroup = derived.value if derived.source is pressure.FactSource.CGROUP else None
         listed = self._defined.listed
         in_list = listed is not None
         if listed is not None and qos.source is self._defined.list_source and by_cgroup not in (None, qos.value):
@@ -205,7 +190,7 @@ class _Merger:
         if not in_list or by_cgroup is not None:
             self._contradictions += inconsistencies(self._pod, None if in_list else by_cgroup)
 
-    def _static(self) -> Fact[bool | None]:
+    def _static(self) -> pressure.Fact[bool | None]:
         """Return whether the pod is static, by the source annotation of the kubelet or by a static manifest."""
         verified = self._defined.verified
         from_list = None if verified is None else verified.annotations.get(ANNOTATION_SOURCE)
@@ -214,22 +199,28 @@ class _Merger:
             self._contradictions.append(
                 f"{_list_of(verified)}: annotation {ANNOTATION_SOURCE} is {from_list[:40]!r}, not api, file or http"
             )
-        defined = UNKNOWN if self._defined.manifest is None else Fact(value=True, source=FactSource.MANIFEST)
-        annotated = _fact(self._marks.static, FactSource.CRI)
+        defined = (
+            pressure.UNKNOWN
+            if self._defined.manifest is None
+            else pressure.Fact(value=True, source=pressure.FactSource.MANIFEST)
+        )
+        annotated = _fact(self._marks.static, pressure.FactSource.CRI)
         unlisted = listed.value is None and defined.value is None
         if annotated.value and unlisted and not self._marks_count(ANNOTATION_SOURCE):
-            annotated = UNKNOWN
+            annotated = pressure.UNKNOWN
         values = {fact.value for fact in (listed, annotated) if fact.value is not None}
         if len(values) > 1:
             self._contradictions.append(f"{_list_of(verified)} and the runtime differ on static")
         return self._best(listed, defined, annotated, self._assumed(value=False))
 
-    def _mirror(self) -> Fact[bool | None]:
+    def _mirror(self) -> pressure.Fact[bool | None]:
         if self._defined.verified is not None:
-            return Fact(value=ANNOTATION_MIRROR in self._defined.verified.annotations, source=self._defined.list_source)
+            return pressure.Fact(
+                value=ANNOTATION_MIRROR in self._defined.verified.annotations, source=self._defined.list_source
+            )
         if self._marks.mirror and not self._marks_count(ANNOTATION_MIRROR):
             return self._assumed(value=False)
-        return Fact(value=self._marks.mirror, source=FactSource.CRI)
+        return pressure.Fact(value=self._marks.mirror, source=pressure.FactSource.CRI)
 
     def _marks_count(self, annotation: str) -> bool:
         """Return whether a mark in the annotations of the sandbox is trusted; record an untrusted mark as ignored."""
@@ -241,7 +232,7 @@ class _Merger:
         )
         return False
 
-    def _critical(self) -> Fact[bool | None]:
+    def _critical(self) -> pressure.Fact[bool | None]:
         """Return whether the pod is critical by its priority or priority class.
 
         A pod without a definition is assumed not to be critical; the fact is unknown if the pod has no containers or a
@@ -253,12 +244,12 @@ class _Merger:
             known = (
                 self._pod.status_read and bool(containers) and all(each.id in self._pod.traits for each in containers)
             )
-            return self._assumed(value=False) if known else UNKNOWN
-        source = self._defined.list_source if self._defined.verified is not None else FactSource.MANIFEST
+            return self._assumed(value=False) if known else pressure.UNKNOWN
+        source = self._defined.list_source if self._defined.verified is not None else pressure.FactSource.MANIFEST
         by_class = spec.priority_class in CRITICAL_CLASS_PRIORITIES or (spec.priority or 0) >= CRITICAL_PRIORITY
-        return Fact(by_class, source)
+        return pressure.Fact(by_class, source)
 
-    def _priority(self) -> Fact[int | None]:
+    def _priority(self) -> pressure.Fact[int | None]:
         """Return the pod priority; 0 for a definition without priority and priority class."""
         defined = self._defined.field(_priority_of, verified=True)
         if defined.value is not None or self._defined.verified is not None or self._defined.manifest is not None:
@@ -266,43 +257,43 @@ class _Merger:
         annotated = self._marks.priority
         # Pods of a kubelet have a Kubernetes priority, which the annotation must not override.
         if annotated is not None and (self._assume or self._trusted) and self._marks_count(ANNOTATION_PRIORITY):
-            return Fact(annotated, FactSource.CRI)
+            return pressure.Fact(annotated, pressure.FactSource.CRI)
         return self._assumed(0)
 
-    def _memory_request(self) -> Fact[int | None]:
+    def _memory_request(self) -> pressure.Fact[int | None]:
         guaranteed = self._pod.memory_min_bytes
         return self._best(
             self._defined.field(attrgetter("memory_request_bytes")),
-            Fact(guaranteed, FactSource.CGROUP) if guaranteed else UNKNOWN,
+            pressure.Fact(guaranteed, pressure.FactSource.CGROUP) if guaranteed else pressure.UNKNOWN,
             sum_requests(tuple(self._requests.values())),
-            self._assumed(0) if not self._requests else UNKNOWN,
+            self._assumed(0) if not self._requests else pressure.UNKNOWN,
         )
 
-    def _grace(self) -> Fact[float | None]:
+    def _grace(self) -> pressure.Fact[float | None]:
         """Return the pod's termination grace period; without a definition the longest in container annotations."""
         defined = self._defined.field(attrgetter("termination_grace_s"))
         if defined.value is not None:
             return defined
         texts = (each.annotations.get(ANNOTATION_GRACE, "") for each in self._pod.running or self._pod.containers)
         seconds = [float(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 10]
-        return Fact(max(seconds), FactSource.CRI) if seconds else UNKNOWN
+        return pressure.Fact(max(seconds), pressure.FactSource.CRI) if seconds else pressure.UNKNOWN
 
-    def _lifecycle(self) -> PodLifecycle:
+    def _lifecycle(self) -> pressure.PodLifecycle:
         running, listed = self._pod.running, self._defined.listed
         if listed is not None and listed.phase in ENDED:
-            return PodLifecycle.ENDING if running else PodLifecycle.FINISHED
+            return pressure.PodLifecycle.ENDING if running else pressure.PodLifecycle.FINISHED
         if listed is not None and listed.deleting:
-            return PodLifecycle.ENDING
+            return pressure.PodLifecycle.ENDING
         if not self._pod.sandbox_ids or any(ANNOTATION_DELETION_GRACE in each.annotations for each in running):
-            return PodLifecycle.ENDING
-        return PodLifecycle.ACTIVE
+            return pressure.PodLifecycle.ENDING
+        return pressure.PodLifecycle.ACTIVE
 
-    def _containers(self, reading: PodReading) -> Iterator[ContainerFacts]:
+    def _containers(self, reading: PodReading) -> Iterator[pressure.ContainerFacts]:
         specs = {each.name: each for spec in self._defined for each in spec.containers}
         for container in reversed(self._pod.running):
             spec = specs.get(container.name)
-            request = self._requests.get(container.id, UNKNOWN).value
-            yield ContainerFacts(
+            request = self._requests.get(container.id, pressure.UNKNOWN).value
+            yield pressure.ContainerFacts(
                 name=container.name,
                 memory_bytes=reading.container_memory_bytes.get(container.id),
                 memory_request_bytes=request if spec is None else spec.memory_request_bytes,
@@ -316,11 +307,11 @@ class _Merger:
                 memory_request_inferred=spec is None and request is not None,
             )
 
-    def _empty_dirs(self, reading: PodReading) -> tuple[EmptyDirFacts, ...]:
+    def _empty_dirs(self, reading: PodReading) -> tuple[pressure.EmptyDirFacts, ...]:
         volumes = {name: EmptyDirSpec(name) for name in sorted(reading.empty_dir_bytes)}
         volumes |= {each.name: each for spec in self._defined for each in spec.empty_dirs}
         return tuple(
-            EmptyDirFacts(each.name, reading.empty_dir_bytes.get(each.name), each.limit_bytes, each.limit_text)
+            pressure.EmptyDirFacts(each.name, reading.empty_dir_bytes.get(each.name), each.limit_bytes, each.limit_text)
             for each in volumes.values()
         )
 
@@ -330,25 +321,25 @@ def _list_of(spec: PodSpec | None) -> str:
     return f"the {PodListSource.KUBELET if spec is None else spec.listed_by}'s list"
 
 
-def _fact(value: T | None, source: FactSource) -> Fact[T | None]:
-    return UNKNOWN if value is None else Fact(value, source)
+def _fact(value: T | None, source: pressure.FactSource) -> pressure.Fact[T | None]:
+    return pressure.UNKNOWN if value is None else pressure.Fact(value, source)
 
 
 def _priority_of(spec: PodSpec) -> int | None:
     return 0 if spec.priority is None and not spec.priority_class else spec.priority
 
 
-def _usage(reading: PodReading | None) -> PodUsage | None:
+def _usage(reading: PodReading | None) -> pressure.PodUsage | None:
     if reading is None or reading == _NO_READING:
         return None
     fields = equal_fields(
-        PodUsage,
+        pressure.PodUsage,
         reading,
-        writable=reading.writable or Footprint(),
-        logs=reading.logs or Footprint(),
-        volumes=reading.volumes or Footprint(),
+        writable=reading.writable or pressure.Footprint(),
+        logs=reading.logs or pressure.Footprint(),
+        volumes=reading.volumes or pressure.Footprint(),
     )
-    return PodUsage(**fields)
+    return pressure.PodUsage(**fields)
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

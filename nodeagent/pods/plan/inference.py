@@ -8,19 +8,16 @@ assumptions.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeGuard
 
-from nodeagent.model.pressure import UNKNOWN, Fact, FactSource, QosClass
+from nodeagent.model.pressure import UNKNOWN, Fact, FactSource, PodFacts, QosClass
 from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.model.stops import ShutdownPod
-from nodeagent.pods.plan.definitions import ANNOTATION_MIRROR, ANNOTATION_PRIORITY, read_marks
+from nodeagent.pods.plan.definitions import ANNOTATION_MIRROR, ANNOTATION_PRIORITY, SpecIndex, read_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from nodeagent.model.pods import ContainerTraits, PodSpec, RuntimePod
-    from nodeagent.model.pressure import PodFacts
-    from nodeagent.pods.plan.definitions import SpecIndex
 
 _GUARANTEED_SCORE: Final = -997
 _BEST_EFFORT_SCORE: Final = 1000

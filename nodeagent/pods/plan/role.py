@@ -9,13 +9,10 @@ Labels and annotations of pods are not traces, since tenants can set them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from nodeagent.model.node import LastTrace, Role, RoleBasis, RoleDecision, RoleMemory
+from nodeagent.model.node import KubeletTraces, LastTrace, Role, RoleBasis, RoleDecision, RoleMemory
 from nodeagent.units import format_duration
-
-if TYPE_CHECKING:
-    from nodeagent.model.node import KubeletTraces
 
 ABSENT_S: Final = 300.0
 """Seconds without any trace before the agent takes the role standalone; longer than a restart of a kubelet."""

@@ -9,21 +9,16 @@ Source: Kubernetes API concepts, efficient detection of changes; client-go ``Ref
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from nodeagent.model.pods import ENDED, Completeness, PodList, PodListReading, PodListSource
+from nodeagent.model.pods import ENDED, Completeness, PodList, PodListReading, PodListSource, PodSpec
 from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.pods.plan.definitions import ANNOTATION_HASH, ANNOTATION_MIRROR
 from nodeagent.record import Record, field, replace
 from nodeagent.units import format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from datetime import datetime
-
-    from nodeagent.model.pods import PodSpec
 
 SYNC_GRACE_S: Final = 60.0
 """Seconds of uninterrupted connection of the watch before a missing pod counts as deleted."""

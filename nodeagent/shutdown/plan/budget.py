@@ -15,17 +15,13 @@ import math
 import re
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
-from nodeagent.model import PodOutcome
+from nodeagent.model import PodOutcome, ShutdownPod
 from nodeagent.model.pods import CRITICAL_PRIORITY
 from nodeagent.record import Record, field
 from nodeagent.units import USEC_INFINITY, format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from nodeagent.model import ShutdownPod
 
 MINIMUM_AT_SIGNAL_MS: Final = 2000
 """Minimum time for stopping pods at logind's signal. Source: kubelet ``minimumGracePeriodInSeconds``."""

@@ -7,19 +7,17 @@ agent, with different elapsed times and stopped pods.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pods import CRITICAL_PRIORITY
 from nodeagent.record import Record
-from nodeagent.shutdown.plan.budget import phase_end_ms
+from nodeagent.shutdown.plan.budget import PhaseBudget, ShutdownBudget, phase_end_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from nodeagent.model import PodProgress, ShutdownPod
-    from nodeagent.shutdown.plan.budget import PhaseBudget, ShutdownBudget
 
 SYSTEM_NAMESPACE: Final = "kube-system"
 NO_PROGRESS: Final[Mapping[str, PodProgress]] = MappingProxyType({})

@@ -194,7 +194,7 @@ def test_corrupt_history_that_cannot_be_renamed_is_reported(tmp_path: Path, monk
     def refuse(*_: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("nodeagent.store.history.quarantine", refuse)
+    monkeypatch.setattr("nodeagent.store.sqlite.quarantine", refuse)
     history = History(tmp_path)
     history.add(past("one", "a"), KEEP)
     assert "cannot quarantine the corrupt file" in history.problem
