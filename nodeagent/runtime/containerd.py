@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING
+
+from google.protobuf.empty_pb2 import Empty
 
 from nodeagent._proto.containerd.services.containers.v1 import containers_pb2
 from nodeagent._proto.containerd.services.content.v1 import content_pb2
@@ -19,7 +20,7 @@ from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
-from nodeagent.runtime import containerd_methods as methods
+from nodeagent.runtime.connection import Method, RuntimeConnection
 from nodeagent.runtime.containerd_records import (
     Blob,
     Ingest,
@@ -37,9 +38,6 @@ from nodeagent.runtime.containerd_records import (
 from nodeagent.runtime.decode_cache import DecodeCache, PartCache
 from nodeagent.runtime.long_lists import LongList
 
-if TYPE_CHECKING:
-    from nodeagent.runtime.connection import RuntimeConnection
-
 NAMESPACE = "k8s.io"
 
 _IMPOSSIBLE = 1 << 60  # bytes or inodes that no disk has
@@ -47,6 +45,163 @@ _LEASE_HEADER = "containerd-lease"
 _SNAPSHOTTERS = "io.containerd.snapshotter.v1"
 _CONTENT_STORE = "io.containerd.content.v1"
 _METADATA = "io.containerd.metadata.v1"
+
+_SERVICES = "/containerd.services."
+_LIST_S = 30.0
+_DELETE_S = 120.0
+
+_NAMESPACES = Method(
+    _SERVICES + "namespaces.v1.Namespaces/List",
+    namespaces_pb2.ListNamespacesRequest,
+    namespaces_pb2.ListNamespacesResponse,
+    "namespaces.List",
+)
+_PLUGINS = Method(
+    _SERVICES + "introspection.v1.Introspection/Plugins",
+    introspection_pb2.PluginsRequest,
+    introspection_pb2.PluginsResponse,
+    "introspection.Plugins",
+)
+_IMAGES = Method(
+    _SERVICES + "images.v1.Images/List",
+    images_pb2.ListImagesRequest,
+    images_pb2.ListImagesResponse,
+    "images.List",
+    _LIST_S,
+)
+_GET_IMAGE = Method(
+    _SERVICES + "images.v1.Images/Get", images_pb2.GetImageRequest, images_pb2.GetImageResponse, "images.Get"
+)
+_CREATE_IMAGE = Method(
+    _SERVICES + "images.v1.Images/Create",
+    images_pb2.CreateImageRequest,
+    images_pb2.CreateImageResponse,
+    "images.Create",
+    changes=True,
+)
+_UPDATE_IMAGE = Method(
+    _SERVICES + "images.v1.Images/Update",
+    images_pb2.UpdateImageRequest,
+    images_pb2.UpdateImageResponse,
+    "images.Update",
+    changes=True,
+)
+_DELETE_IMAGE = Method(
+    _SERVICES + "images.v1.Images/Delete",
+    images_pb2.DeleteImageRequest,
+    Empty,
+    "images.Delete",
+    _DELETE_S,
+    changes=True,
+)
+_CONTENT = Method(
+    _SERVICES + "content.v1.Content/List",
+    content_pb2.ListContentRequest,
+    content_pb2.ListContentResponse,
+    "content.List",
+    _LIST_S,
+)
+_CONTENT_INFO = Method(
+    _SERVICES + "content.v1.Content/Info", content_pb2.InfoRequest, content_pb2.InfoResponse, "content.Info"
+)
+_DELETE_CONTENT = Method(
+    _SERVICES + "content.v1.Content/Delete",
+    content_pb2.DeleteContentRequest,
+    Empty,
+    "content.Delete",
+    _DELETE_S,
+    changes=True,
+)
+# Both directions are streams; the agent sends a single request, with the action COMMIT.
+_WRITE = Method(
+    _SERVICES + "content.v1.Content/Write",
+    content_pb2.WriteContentRequest,
+    content_pb2.WriteContentResponse,
+    "content.Write",
+    _DELETE_S,
+    changes=True,
+)
+_INGESTS = Method(
+    _SERVICES + "content.v1.Content/ListStatuses",
+    content_pb2.ListStatusesRequest,
+    content_pb2.ListStatusesResponse,
+    "content.ListStatuses",
+)
+_SNAPSHOTS = Method(
+    _SERVICES + "snapshots.v1.Snapshots/List",
+    snapshots_pb2.ListSnapshotsRequest,
+    snapshots_pb2.ListSnapshotsResponse,
+    "snapshots.List",
+    _LIST_S,
+)
+_USAGE = Method(
+    _SERVICES + "snapshots.v1.Snapshots/Usage",
+    snapshots_pb2.UsageRequest,
+    snapshots_pb2.UsageResponse,
+    "snapshots.Usage",
+)
+_REMOVE_SNAPSHOT = Method(
+    _SERVICES + "snapshots.v1.Snapshots/Remove",
+    snapshots_pb2.RemoveSnapshotRequest,
+    Empty,
+    "snapshots.Remove",
+    _DELETE_S,
+    changes=True,
+)
+_PREPARE_SNAPSHOT = Method(
+    _SERVICES + "snapshots.v1.Snapshots/Prepare",
+    snapshots_pb2.PrepareSnapshotRequest,
+    snapshots_pb2.PrepareSnapshotResponse,
+    "snapshots.Prepare",
+    _DELETE_S,
+    changes=True,
+)
+_CLEANUP = Method(
+    _SERVICES + "snapshots.v1.Snapshots/Cleanup",
+    snapshots_pb2.CleanupRequest,
+    Empty,
+    "snapshots.Cleanup",
+    _DELETE_S,
+    changes=True,
+)
+_CONTAINERS = Method(
+    _SERVICES + "containers.v1.Containers/List",
+    containers_pb2.ListContainersRequest,
+    containers_pb2.ListContainersResponse,
+    "containers.List",
+    _LIST_S,
+)
+_CONTAINERS_STREAMED = Method(
+    _SERVICES + "containers.v1.Containers/ListStream",
+    containers_pb2.ListContainersRequest,
+    containers_pb2.ListContainersResponse,
+    "containers.ListStream",
+    _LIST_S,
+)
+_LEASES = Method(_SERVICES + "leases.v1.Leases/List", leases_pb2.ListRequest, leases_pb2.ListResponse, "leases.List")
+_LEASE_RESOURCES = Method(
+    _SERVICES + "leases.v1.Leases/ListResources",
+    leases_pb2.ListResourcesRequest,
+    leases_pb2.ListResourcesResponse,
+    "leases.ListResources",
+)
+_CREATE_LEASE = Method(
+    _SERVICES + "leases.v1.Leases/Create",
+    leases_pb2.CreateRequest,
+    leases_pb2.CreateResponse,
+    "leases.Create",
+    changes=True,
+)
+_ADD_RESOURCE = Method(
+    _SERVICES + "leases.v1.Leases/AddResource",
+    leases_pb2.AddResourceRequest,
+    Empty,
+    "leases.AddResource",
+    changes=True,
+)
+_DELETE_LEASE = Method(
+    _SERVICES + "leases.v1.Leases/Delete", leases_pb2.DeleteRequest, Empty, "leases.Delete", _DELETE_S, changes=True
+)
 
 
 def _image_names(answer: images_pb2.ListImagesResponse) -> Iterable[images_pb2.Image]:
@@ -64,7 +219,7 @@ class ContainerdClient:
         self._connection = connection
         self._reuses_lists = reuses_lists
         self.namespace = NAMESPACE
-        self._containers = LongList(connection, methods.CONTAINERS, methods.CONTAINERS_STREAMED)
+        self._containers = LongList(connection, _CONTAINERS, _CONTAINERS_STREAMED)
         # an image has three small name records, so that the names of small nodes are cached too
         self._images = DecodeCache(
             _image_names, decode_stored_image, key=attrgetter("name"), from_items=0, reuses=reuses_lists
@@ -74,7 +229,7 @@ class ContainerdClient:
 
     async def list_namespaces(self) -> tuple[str, ...]:
         """Return the names of all namespaces."""
-        got = await self._connection.unary(methods.NAMESPACES, namespaces_pb2.ListNamespacesRequest())
+        got = await self._connection.unary(_NAMESPACES, namespaces_pb2.ListNamespacesRequest())
         return tuple(each.name for each in got.namespaces)
 
     async def read_store_paths(self) -> dict[str, str]:
@@ -86,7 +241,7 @@ class ContainerdClient:
         Source: containerd ``introspection.v1.Plugin.exports``, keys ``root`` and ``address``; ``imageFSPath``.
         """
         request = introspection_pb2.PluginsRequest(filters=[f"type=={_SNAPSHOTTERS}", f"type=={_CONTENT_STORE}"])
-        got = await self._connection.unary(methods.PLUGINS, request)
+        got = await self._connection.unary(_PLUGINS, request)
         reported = {
             each.id if each.type == _SNAPSHOTTERS else "": each.exports["root"]
             for each in got.plugins
@@ -103,14 +258,12 @@ class ContainerdClient:
         Source: containerd ``introspection.v1.Plugin.exports``, key ``path`` of the plugin ``bolt``.
         """
         request = introspection_pb2.PluginsRequest(filters=[f"type=={_METADATA}"])
-        got = await self._connection.unary(methods.PLUGINS, request)
+        got = await self._connection.unary(_PLUGINS, request)
         return next((each.exports["path"] for each in got.plugins if each.exports.get("path")), "")
 
     async def list_images(self, namespace: str | None = None) -> tuple[StoredImage, ...]:
         """Return every image name in ``namespace``, by default the client's namespace."""
-        got = await self._connection.unary(
-            methods.IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata(namespace)
-        )
+        got = await self._connection.unary(_IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata(namespace))
         if namespace not in (None, self.namespace):
             return tuple(map(decode_stored_image, got.images))
         listing = self._images.start()
@@ -119,7 +272,7 @@ class ContainerdClient:
 
     async def list_image_records(self) -> tuple[tuple[StoredImage, bytes], ...]:
         """Return every image name, each with its complete record as an encoded message."""
-        got = await self._connection.unary(methods.IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata())
+        got = await self._connection.unary(_IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata())
         return tuple((decode_stored_image(each), each.SerializeToString()) for each in got.images)
 
     async def create_image(self, encoded: bytes) -> bool:
@@ -130,7 +283,7 @@ class ContainerdClient:
         image = images_pb2.Image.FromString(encoded)
         try:
             await self._connection.unary(
-                methods.CREATE_IMAGE,
+                _CREATE_IMAGE,
                 images_pb2.CreateImageRequest(image=image),
                 target=image.name,
                 metadata=self._metadata(),
@@ -145,7 +298,7 @@ class ContainerdClient:
         """Return the record of an image name; ``None`` if the name does not exist."""
         try:
             got = await self._connection.unary(
-                methods.GET_IMAGE, images_pb2.GetImageRequest(name=name), target=name, metadata=self._metadata()
+                _GET_IMAGE, images_pb2.GetImageRequest(name=name), target=name, metadata=self._metadata()
             )
         except RuntimeNotFoundError:
             return None
@@ -156,7 +309,7 @@ class ContainerdClient:
         request = images_pb2.UpdateImageRequest(image=images_pb2.Image(name=name, labels={key: value}))
         request.update_mask.paths.append(f"labels.{key}")
         try:
-            await self._connection.unary(methods.UPDATE_IMAGE, request, target=name, metadata=self._metadata())
+            await self._connection.unary(_UPDATE_IMAGE, request, target=name, metadata=self._metadata())
         except RuntimeNotFoundError:
             return False
         return True
@@ -173,7 +326,7 @@ class ContainerdClient:
         if target:
             request.target.CopyFrom(Descriptor(digest=target))
         try:
-            await self._connection.unary(methods.DELETE_IMAGE, request, target=name, metadata=self._metadata())
+            await self._connection.unary(_DELETE_IMAGE, request, target=name, metadata=self._metadata())
         except RuntimeNotFoundError:
             return False
         return True
@@ -199,7 +352,7 @@ class ContainerdClient:
 
         listing = self._blobs.start()
         request = content_pb2.ListContentRequest()
-        async for batch in self._connection.stream(methods.CONTENT, request, metadata=self._metadata()):
+        async for batch in self._connection.stream(_CONTENT, request, metadata=self._metadata()):
             listing.add(batch, decode)
         return listing.finish()
 
@@ -207,7 +360,7 @@ class ContainerdClient:
         """Return the digests of every blob of a namespace."""
         digests: set[str] = set()
         request = content_pb2.ListContentRequest()
-        async for batch in self._connection.stream(methods.CONTENT, request, metadata=self._metadata(namespace)):
+        async for batch in self._connection.stream(_CONTENT, request, metadata=self._metadata(namespace)):
             digests.update(info.digest for info in batch.info)
         return frozenset(digests)
 
@@ -215,7 +368,7 @@ class ContainerdClient:
         """Return the record of a blob; ``None`` if the blob does not exist."""
         try:
             got = await self._connection.unary(
-                methods.CONTENT_INFO, content_pb2.InfoRequest(digest=digest), target=digest, metadata=self._metadata()
+                _CONTENT_INFO, content_pb2.InfoRequest(digest=digest), target=digest, metadata=self._metadata()
             )
         except RuntimeNotFoundError:
             return None
@@ -225,7 +378,7 @@ class ContainerdClient:
         """Delete one blob's record; return whether the record existed. The next garbage collection frees the bytes."""
         request = content_pb2.DeleteContentRequest(digest=digest)
         try:
-            await self._connection.unary(methods.DELETE_CONTENT, request, target=digest, metadata=self._metadata())
+            await self._connection.unary(_DELETE_CONTENT, request, target=digest, metadata=self._metadata())
         except RuntimeNotFoundError:
             return False
         return True
@@ -242,15 +395,13 @@ class ContainerdClient:
             action=content_pb2.COMMIT, ref=digest, total=len(data), expected=digest, data=data, labels=labels
         )
         metadata = (*self._metadata(), (_LEASE_HEADER, lease_id))
-        async for _ in self._connection.stream(methods.WRITE, request, target=digest, metadata=metadata):
+        async for _ in self._connection.stream(_WRITE, request, target=digest, metadata=metadata):
             pass  # containerd answers the commit twice
         return LeasedResource(digest, "content")
 
     async def list_ingests(self) -> tuple[Ingest, ...]:
         """Return the blobs being written."""
-        got = await self._connection.unary(
-            methods.INGESTS, content_pb2.ListStatusesRequest(), metadata=self._metadata()
-        )
+        got = await self._connection.unary(_INGESTS, content_pb2.ListStatusesRequest(), metadata=self._metadata())
         return tuple(Ingest(each.expected) for each in got.statuses)
 
     async def list_snapshots(
@@ -276,7 +427,7 @@ class ContainerdClient:
         cache = self._snapshots.get(snapshotter, PartCache(reuses=self._reuses_lists))
         listing = cache.start()
         request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter)
-        stream = self._connection.stream(methods.SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
+        stream = self._connection.stream(_SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
         async for batch in stream:
             listing.add(batch, decode)
         self._snapshots[snapshotter] = cache  # only after success: image labels can name any snapshotter
@@ -285,13 +436,13 @@ class ContainerdClient:
     async def list_writable_snapshots(self, snapshotter: str) -> tuple[Snapshot, ...]:
         """Return the uncommitted snapshots: snapshots of containers, and of layers being unpacked."""
         request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter, filters=["kind==active", "kind==view"])
-        stream = self._connection.stream(methods.SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
+        stream = self._connection.stream(_SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
         return tuple([decode_snapshot(info) async for batch in stream for info in batch.info])
 
     async def has_snapshot(self, snapshotter: str, key: str) -> bool:
         """Return whether a snapshot exists."""
         request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter, filters=[f'name=="{key}"'])
-        stream = self._connection.stream(methods.SNAPSHOTS, request, target=key, metadata=self._metadata())
+        stream = self._connection.stream(_SNAPSHOTS, request, target=key, metadata=self._metadata())
         return any([info.name == key async for batch in stream for info in batch.info])
 
     async def snapshot_usage(self, snapshotter: str, key: str) -> SnapshotUsage:
@@ -301,7 +452,7 @@ class ContainerdClient:
             RuntimeRequestError: the call failed, or the usage is impossible, as after a defect of a snapshotter.
         """
         request = snapshots_pb2.UsageRequest(snapshotter=snapshotter, key=key)
-        got = await self._connection.unary(methods.USAGE, request, target=key, metadata=self._metadata())
+        got = await self._connection.unary(_USAGE, request, target=key, metadata=self._metadata())
         if not (0 <= got.size < _IMPOSSIBLE and 0 <= got.inodes < _IMPOSSIBLE):
             detail = f"impossible usage: {got.size} bytes, {got.inodes} inodes"
             raise RuntimeRequestError("Usage", key, "DATA_LOSS", detail)
@@ -311,7 +462,7 @@ class ContainerdClient:
         """Remove one snapshot without children; return whether the snapshot existed."""
         request = snapshots_pb2.RemoveSnapshotRequest(snapshotter=snapshotter, key=key)
         try:
-            await self._connection.unary(methods.REMOVE_SNAPSHOT, request, target=key, metadata=self._metadata())
+            await self._connection.unary(_REMOVE_SNAPSHOT, request, target=key, metadata=self._metadata())
         except RuntimeNotFoundError:
             return False
         return True
@@ -323,12 +474,12 @@ class ContainerdClient:
             RuntimeUnsupportedError: ``Cleanup`` is unimplemented (containerd 1.6).
         """
         request = snapshots_pb2.CleanupRequest(snapshotter=snapshotter)
-        await self._connection.unary(methods.CLEANUP, request, target=snapshotter, metadata=self._metadata())
+        await self._connection.unary(_CLEANUP, request, target=snapshotter, metadata=self._metadata())
 
     async def prepare_snapshot(self, snapshotter: str, key: str) -> None:
         """Create an empty snapshot, which the next garbage collection removes: it has no reference."""
         request = snapshots_pb2.PrepareSnapshotRequest(snapshotter=snapshotter, key=key)
-        await self._connection.unary(methods.PREPARE_SNAPSHOT, request, target=key, metadata=self._metadata())
+        await self._connection.unary(_PREPARE_SNAPSHOT, request, target=key, metadata=self._metadata())
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
         """Return every container record, including records of sandboxes."""
@@ -342,16 +493,14 @@ class ContainerdClient:
 
     async def list_leases(self) -> tuple[Lease, ...]:
         """Return every lease, including expired ones."""
-        got = await self._connection.unary(methods.LEASES, leases_pb2.ListRequest(), metadata=self._metadata())
+        got = await self._connection.unary(_LEASES, leases_pb2.ListRequest(), metadata=self._metadata())
         return tuple(map(decode_lease_record, got.leases))
 
     async def list_lease_resources(self, lease_id: str) -> tuple[LeasedResource, ...]:
         """Return the resources of a lease; empty if the lease is absent."""
         request = leases_pb2.ListResourcesRequest(id=lease_id)
         try:
-            got = await self._connection.unary(
-                methods.LEASE_RESOURCES, request, target=lease_id, metadata=self._metadata()
-            )
+            got = await self._connection.unary(_LEASE_RESOURCES, request, target=lease_id, metadata=self._metadata())
         except RuntimeNotFoundError:
             return ()
         return tuple(LeasedResource(each.id, each.type) for each in got.resources)
@@ -359,19 +508,19 @@ class ContainerdClient:
     async def create_lease(self, lease_id: str, labels: Mapping[str, str]) -> None:
         """Create a lease. A lease without the label ``containerd.io/gc.expire`` (RFC 3339 time) never expires."""
         request = leases_pb2.CreateRequest(id=lease_id, labels=labels)
-        await self._connection.unary(methods.CREATE_LEASE, request, target=lease_id, metadata=self._metadata())
+        await self._connection.unary(_CREATE_LEASE, request, target=lease_id, metadata=self._metadata())
 
     async def add_lease_resource(self, lease_id: str, resource: LeasedResource) -> None:
         """Add a resource to a lease."""
         added = leases_pb2.Resource(id=resource.id, type=resource.type)
         request = leases_pb2.AddResourceRequest(id=lease_id, resource=added)
-        await self._connection.unary(methods.ADD_RESOURCE, request, target=lease_id, metadata=self._metadata())
+        await self._connection.unary(_ADD_RESOURCE, request, target=lease_id, metadata=self._metadata())
 
     async def delete_lease(self, lease_id: str, *, sync: bool) -> bool:
         """Delete a lease; return whether the lease existed. With ``sync``, return after a garbage collection."""
         request = leases_pb2.DeleteRequest(id=lease_id, sync=sync)
         try:
-            await self._connection.unary(methods.DELETE_LEASE, request, target=lease_id, metadata=self._metadata())
+            await self._connection.unary(_DELETE_LEASE, request, target=lease_id, metadata=self._metadata())
         except RuntimeNotFoundError:
             return False
         return True
