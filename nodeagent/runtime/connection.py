@@ -41,6 +41,7 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 READ_DEADLINE_S = 10.0
+CONTAINERD_SERVICES = "/containerd.services."
 K3S_SOCKET = "run/k3s/containerd/containerd.sock"
 KNOWN_SOCKETS = (
     K3S_SOCKET,  # also the socket of rke2
@@ -77,7 +78,6 @@ class Method(Record, Generic[Request, Response], eq=False):
         path: ``/package.Service/Method`` as on the wire.
         request: request message.
         response: response message, single or streamed.
-        name: name in errors, deadlines and metrics.
         deadline_s: default deadline of the whole call in seconds; ``None`` for no deadline.
         changes: whether the method changes state, so that the effect is unknown if the response is lost.
     """
@@ -85,9 +85,14 @@ class Method(Record, Generic[Request, Response], eq=False):
     path: str
     request: type[Request]
     response: type[Response]
-    name: str
     deadline_s: float | None = READ_DEADLINE_S
     changes: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name in errors, deadlines and metrics: ``ListImages`` of CRI, ``images.List`` of a service of containerd."""
+        service, _, name = self.path.rpartition("/")
+        return f"{service.split('.')[2]}.{name}" if service.startswith(CONTAINERD_SERVICES) else name
 
 
 class RuntimeConnection:

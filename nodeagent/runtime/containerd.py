@@ -6,7 +6,7 @@ the bytes freed by a deletion.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 
 from google.protobuf.empty_pb2 import Empty
@@ -20,7 +20,8 @@ from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
-from nodeagent.runtime.connection import Method, RuntimeConnection
+from nodeagent.runtime.connection import CONTAINERD_SERVICES as _SERVICES
+from nodeagent.runtime.connection import Method, Request, Response, RuntimeConnection
 from nodeagent.runtime.containerd_records import (
     Blob,
     Ingest,
@@ -46,7 +47,6 @@ _SNAPSHOTTERS = "io.containerd.snapshotter.v1"
 _CONTENT_STORE = "io.containerd.content.v1"
 _METADATA = "io.containerd.metadata.v1"
 
-_SERVICES = "/containerd.services."
 _LIST_S = 30.0
 _DELETE_S = 120.0
 
@@ -54,158 +54,84 @@ _NAMESPACES = Method(
     _SERVICES + "namespaces.v1.Namespaces/List",
     namespaces_pb2.ListNamespacesRequest,
     namespaces_pb2.ListNamespacesResponse,
-    "namespaces.List",
 )
 _PLUGINS = Method(
     _SERVICES + "introspection.v1.Introspection/Plugins",
     introspection_pb2.PluginsRequest,
     introspection_pb2.PluginsResponse,
-    "introspection.Plugins",
 )
 _IMAGES = Method(
-    _SERVICES + "images.v1.Images/List",
-    images_pb2.ListImagesRequest,
-    images_pb2.ListImagesResponse,
-    "images.List",
-    _LIST_S,
+    _SERVICES + "images.v1.Images/List", images_pb2.ListImagesRequest, images_pb2.ListImagesResponse, _LIST_S
 )
-_GET_IMAGE = Method(
-    _SERVICES + "images.v1.Images/Get", images_pb2.GetImageRequest, images_pb2.GetImageResponse, "images.Get"
-)
+_GET_IMAGE = Method(_SERVICES + "images.v1.Images/Get", images_pb2.GetImageRequest, images_pb2.GetImageResponse)
 _CREATE_IMAGE = Method(
-    _SERVICES + "images.v1.Images/Create",
-    images_pb2.CreateImageRequest,
-    images_pb2.CreateImageResponse,
-    "images.Create",
-    changes=True,
+    _SERVICES + "images.v1.Images/Create", images_pb2.CreateImageRequest, images_pb2.CreateImageResponse, changes=True
 )
 _UPDATE_IMAGE = Method(
-    _SERVICES + "images.v1.Images/Update",
-    images_pb2.UpdateImageRequest,
-    images_pb2.UpdateImageResponse,
-    "images.Update",
-    changes=True,
+    _SERVICES + "images.v1.Images/Update", images_pb2.UpdateImageRequest, images_pb2.UpdateImageResponse, changes=True
 )
 _DELETE_IMAGE = Method(
-    _SERVICES + "images.v1.Images/Delete",
-    images_pb2.DeleteImageRequest,
-    Empty,
-    "images.Delete",
-    _DELETE_S,
-    changes=True,
+    _SERVICES + "images.v1.Images/Delete", images_pb2.DeleteImageRequest, Empty, _DELETE_S, changes=True
 )
 _CONTENT = Method(
-    _SERVICES + "content.v1.Content/List",
-    content_pb2.ListContentRequest,
-    content_pb2.ListContentResponse,
-    "content.List",
-    _LIST_S,
+    _SERVICES + "content.v1.Content/List", content_pb2.ListContentRequest, content_pb2.ListContentResponse, _LIST_S
 )
-_CONTENT_INFO = Method(
-    _SERVICES + "content.v1.Content/Info", content_pb2.InfoRequest, content_pb2.InfoResponse, "content.Info"
-)
+_CONTENT_INFO = Method(_SERVICES + "content.v1.Content/Info", content_pb2.InfoRequest, content_pb2.InfoResponse)
 _DELETE_CONTENT = Method(
-    _SERVICES + "content.v1.Content/Delete",
-    content_pb2.DeleteContentRequest,
-    Empty,
-    "content.Delete",
-    _DELETE_S,
-    changes=True,
+    _SERVICES + "content.v1.Content/Delete", content_pb2.DeleteContentRequest, Empty, _DELETE_S, changes=True
 )
 # Both directions are streams; the agent sends a single request, with the action COMMIT.
 _WRITE = Method(
     _SERVICES + "content.v1.Content/Write",
     content_pb2.WriteContentRequest,
     content_pb2.WriteContentResponse,
-    "content.Write",
     _DELETE_S,
     changes=True,
 )
 _INGESTS = Method(
-    _SERVICES + "content.v1.Content/ListStatuses",
-    content_pb2.ListStatusesRequest,
-    content_pb2.ListStatusesResponse,
-    "content.ListStatuses",
+    _SERVICES + "content.v1.Content/ListStatuses", content_pb2.ListStatusesRequest, content_pb2.ListStatusesResponse
 )
 _SNAPSHOTS = Method(
     _SERVICES + "snapshots.v1.Snapshots/List",
     snapshots_pb2.ListSnapshotsRequest,
     snapshots_pb2.ListSnapshotsResponse,
-    "snapshots.List",
     _LIST_S,
 )
-_USAGE = Method(
-    _SERVICES + "snapshots.v1.Snapshots/Usage",
-    snapshots_pb2.UsageRequest,
-    snapshots_pb2.UsageResponse,
-    "snapshots.Usage",
-)
+_USAGE = Method(_SERVICES + "snapshots.v1.Snapshots/Usage", snapshots_pb2.UsageRequest, snapshots_pb2.UsageResponse)
 _REMOVE_SNAPSHOT = Method(
-    _SERVICES + "snapshots.v1.Snapshots/Remove",
-    snapshots_pb2.RemoveSnapshotRequest,
-    Empty,
-    "snapshots.Remove",
-    _DELETE_S,
-    changes=True,
+    _SERVICES + "snapshots.v1.Snapshots/Remove", snapshots_pb2.RemoveSnapshotRequest, Empty, _DELETE_S, changes=True
 )
 _PREPARE_SNAPSHOT = Method(
     _SERVICES + "snapshots.v1.Snapshots/Prepare",
     snapshots_pb2.PrepareSnapshotRequest,
     snapshots_pb2.PrepareSnapshotResponse,
-    "snapshots.Prepare",
     _DELETE_S,
     changes=True,
 )
 _CLEANUP = Method(
-    _SERVICES + "snapshots.v1.Snapshots/Cleanup",
-    snapshots_pb2.CleanupRequest,
-    Empty,
-    "snapshots.Cleanup",
-    _DELETE_S,
-    changes=True,
+    _SERVICES + "snapshots.v1.Snapshots/Cleanup", snapshots_pb2.CleanupRequest, Empty, _DELETE_S, changes=True
 )
 _CONTAINERS = Method(
     _SERVICES + "containers.v1.Containers/List",
     containers_pb2.ListContainersRequest,
     containers_pb2.ListContainersResponse,
-    "containers.List",
     _LIST_S,
 )
 _CONTAINERS_STREAMED = Method(
     _SERVICES + "containers.v1.Containers/ListStream",
     containers_pb2.ListContainersRequest,
     containers_pb2.ListContainersResponse,
-    "containers.ListStream",
     _LIST_S,
 )
-_LEASES = Method(_SERVICES + "leases.v1.Leases/List", leases_pb2.ListRequest, leases_pb2.ListResponse, "leases.List")
+_LEASES = Method(_SERVICES + "leases.v1.Leases/List", leases_pb2.ListRequest, leases_pb2.ListResponse)
 _LEASE_RESOURCES = Method(
-    _SERVICES + "leases.v1.Leases/ListResources",
-    leases_pb2.ListResourcesRequest,
-    leases_pb2.ListResourcesResponse,
-    "leases.ListResources",
+    _SERVICES + "leases.v1.Leases/ListResources", leases_pb2.ListResourcesRequest, leases_pb2.ListResourcesResponse
 )
 _CREATE_LEASE = Method(
-    _SERVICES + "leases.v1.Leases/Create",
-    leases_pb2.CreateRequest,
-    leases_pb2.CreateResponse,
-    "leases.Create",
-    changes=True,
+    _SERVICES + "leases.v1.Leases/Create", leases_pb2.CreateRequest, leases_pb2.CreateResponse, changes=True
 )
-_ADD_RESOURCE = Method(
-    _SERVICES + "leases.v1.Leases/AddResource",
-    leases_pb2.AddResourceRequest,
-    Empty,
-    "leases.AddResource",
-    changes=True,
-)
-_DELETE_LEASE = Method(
-    _SERVICES + "leases.v1.Leases/Delete", leases_pb2.DeleteRequest, Empty, "leases.Delete", _DELETE_S, changes=True
-)
-
-
-def _image_names(answer: images_pb2.ListImagesResponse) -> Iterable[images_pb2.Image]:
-    return answer.images
+_ADD_RESOURCE = Method(_SERVICES + "leases.v1.Leases/AddResource", leases_pb2.AddResourceRequest, Empty, changes=True)
+_DELETE_LEASE = Method(_SERVICES + "leases.v1.Leases/Delete", leases_pb2.DeleteRequest, Empty, _DELETE_S, changes=True)
 
 
 class ContainerdClient:
@@ -222,7 +148,7 @@ class ContainerdClient:
         self._containers = LongList(connection, _CONTAINERS, _CONTAINERS_STREAMED)
         # an image has three small name records, so that the names of small nodes are cached too
         self._images = DecodeCache(
-            _image_names, decode_stored_image, key=attrgetter("name"), from_items=0, reuses=reuses_lists
+            attrgetter("images"), decode_stored_image, key=attrgetter("name"), from_items=0, reuses=reuses_lists
         )
         self._blobs: PartCache[content_pb2.ListContentResponse, Blob] = PartCache(reuses=reuses_lists)
         self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, Snapshot]] = {}
@@ -272,7 +198,7 @@ class ContainerdClient:
 
     async def list_image_records(self) -> tuple[tuple[StoredImage, bytes], ...]:
         """Return every image name, each with its complete record as an encoded message."""
-        got = await self._connection.unary(_IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata())
+        got = await self._call(_IMAGES, images_pb2.ListImagesRequest())
         return tuple((decode_stored_image(each), each.SerializeToString()) for each in got.images)
 
     async def create_image(self, encoded: bytes) -> bool:
@@ -282,12 +208,7 @@ class ContainerdClient:
         """
         image = images_pb2.Image.FromString(encoded)
         try:
-            await self._connection.unary(
-                _CREATE_IMAGE,
-                images_pb2.CreateImageRequest(image=image),
-                target=image.name,
-                metadata=self._metadata(),
-            )
+            await self._call(_CREATE_IMAGE, images_pb2.CreateImageRequest(image=image), image.name)
         except RuntimeRequestError as error:
             if error.status == "ALREADY_EXISTS":
                 return False
@@ -296,23 +217,14 @@ class ContainerdClient:
 
     async def get_image(self, name: str) -> StoredImage | None:
         """Return the record of an image name; ``None`` if the name does not exist."""
-        try:
-            got = await self._connection.unary(
-                _GET_IMAGE, images_pb2.GetImageRequest(name=name), target=name, metadata=self._metadata()
-            )
-        except RuntimeNotFoundError:
-            return None
-        return decode_stored_image(got.image)
+        got = await self._find(_GET_IMAGE, images_pb2.GetImageRequest(name=name), name)
+        return None if got is None else decode_stored_image(got.image)
 
     async def label_image(self, name: str, key: str, value: str) -> bool:
         """Set one label of an image name; return whether the name exists."""
         request = images_pb2.UpdateImageRequest(image=images_pb2.Image(name=name, labels={key: value}))
         request.update_mask.paths.append(f"labels.{key}")
-        try:
-            await self._connection.unary(_UPDATE_IMAGE, request, target=name, metadata=self._metadata())
-        except RuntimeNotFoundError:
-            return False
-        return True
+        return await self._find(_UPDATE_IMAGE, request, name) is not None
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Delete one image name; return whether the name existed.
@@ -325,11 +237,7 @@ class ContainerdClient:
         request = images_pb2.DeleteImageRequest(name=name, sync=sync)
         if target:
             request.target.CopyFrom(Descriptor(digest=target))
-        try:
-            await self._connection.unary(_DELETE_IMAGE, request, target=name, metadata=self._metadata())
-        except RuntimeNotFoundError:
-            return False
-        return True
+        return await self._find(_DELETE_IMAGE, request, name) is not None
 
     async def list_content(self, known: Mapping[str, Blob] | None = None) -> dict[str, Blob]:
         """Return every blob by digest.
@@ -366,22 +274,13 @@ class ContainerdClient:
 
     async def get_blob(self, digest: str) -> Blob | None:
         """Return the record of a blob; ``None`` if the blob does not exist."""
-        try:
-            got = await self._connection.unary(
-                _CONTENT_INFO, content_pb2.InfoRequest(digest=digest), target=digest, metadata=self._metadata()
-            )
-        except RuntimeNotFoundError:
-            return None
-        return decode_blob(got.info)
+        got = await self._find(_CONTENT_INFO, content_pb2.InfoRequest(digest=digest), digest)
+        return None if got is None else decode_blob(got.info)
 
     async def delete_content(self, digest: str) -> bool:
         """Delete one blob's record; return whether the record existed. The next garbage collection frees the bytes."""
         request = content_pb2.DeleteContentRequest(digest=digest)
-        try:
-            await self._connection.unary(_DELETE_CONTENT, request, target=digest, metadata=self._metadata())
-        except RuntimeNotFoundError:
-            return False
-        return True
+        return await self._find(_DELETE_CONTENT, request, digest) is not None
 
     async def write_leased_blob(self, lease_id: str, data: bytes, labels: Mapping[str, str]) -> LeasedResource:
         """Write a small blob with labels as a resource of a lease; return the resource.
@@ -401,7 +300,7 @@ class ContainerdClient:
 
     async def list_ingests(self) -> tuple[Ingest, ...]:
         """Return the blobs being written."""
-        got = await self._connection.unary(_INGESTS, content_pb2.ListStatusesRequest(), metadata=self._metadata())
+        got = await self._call(_INGESTS, content_pb2.ListStatusesRequest())
         return tuple(Ingest(each.expected) for each in got.statuses)
 
     async def list_snapshots(
@@ -452,7 +351,7 @@ class ContainerdClient:
             RuntimeRequestError: the call failed, or the usage is impossible, as after a defect of a snapshotter.
         """
         request = snapshots_pb2.UsageRequest(snapshotter=snapshotter, key=key)
-        got = await self._connection.unary(_USAGE, request, target=key, metadata=self._metadata())
+        got = await self._call(_USAGE, request, key)
         if not (0 <= got.size < _IMPOSSIBLE and 0 <= got.inodes < _IMPOSSIBLE):
             detail = f"impossible usage: {got.size} bytes, {got.inodes} inodes"
             raise RuntimeRequestError("Usage", key, "DATA_LOSS", detail)
@@ -461,11 +360,7 @@ class ContainerdClient:
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
         """Remove one snapshot without children; return whether the snapshot existed."""
         request = snapshots_pb2.RemoveSnapshotRequest(snapshotter=snapshotter, key=key)
-        try:
-            await self._connection.unary(_REMOVE_SNAPSHOT, request, target=key, metadata=self._metadata())
-        except RuntimeNotFoundError:
-            return False
-        return True
+        return await self._find(_REMOVE_SNAPSHOT, request, key) is not None
 
     async def clean_up(self, snapshotter: str) -> None:
         """Remove the directories that failed snapshot removals have left in a snapshotter.
@@ -474,12 +369,12 @@ class ContainerdClient:
             RuntimeUnsupportedError: ``Cleanup`` is unimplemented (containerd 1.6).
         """
         request = snapshots_pb2.CleanupRequest(snapshotter=snapshotter)
-        await self._connection.unary(_CLEANUP, request, target=snapshotter, metadata=self._metadata())
+        await self._call(_CLEANUP, request, snapshotter)
 
     async def prepare_snapshot(self, snapshotter: str, key: str) -> None:
         """Create an empty snapshot, which the next garbage collection removes: it has no reference."""
         request = snapshots_pb2.PrepareSnapshotRequest(snapshotter=snapshotter, key=key)
-        await self._connection.unary(_PREPARE_SNAPSHOT, request, target=key, metadata=self._metadata())
+        await self._call(_PREPARE_SNAPSHOT, request, key)
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
         """Return every container record, including records of sandboxes."""
@@ -493,37 +388,43 @@ class ContainerdClient:
 
     async def list_leases(self) -> tuple[Lease, ...]:
         """Return every lease, including expired ones."""
-        got = await self._connection.unary(_LEASES, leases_pb2.ListRequest(), metadata=self._metadata())
+        got = await self._call(_LEASES, leases_pb2.ListRequest())
         return tuple(map(decode_lease_record, got.leases))
 
     async def list_lease_resources(self, lease_id: str) -> tuple[LeasedResource, ...]:
         """Return the resources of a lease; empty if the lease is absent."""
         request = leases_pb2.ListResourcesRequest(id=lease_id)
-        try:
-            got = await self._connection.unary(_LEASE_RESOURCES, request, target=lease_id, metadata=self._metadata())
-        except RuntimeNotFoundError:
-            return ()
-        return tuple(LeasedResource(each.id, each.type) for each in got.resources)
+        got = await self._find(_LEASE_RESOURCES, request, lease_id)
+        return () if got is None else tuple(LeasedResource(each.id, each.type) for each in got.resources)
 
     async def create_lease(self, lease_id: str, labels: Mapping[str, str]) -> None:
         """Create a lease. A lease without the label ``containerd.io/gc.expire`` (RFC 3339 time) never expires."""
         request = leases_pb2.CreateRequest(id=lease_id, labels=labels)
-        await self._connection.unary(_CREATE_LEASE, request, target=lease_id, metadata=self._metadata())
+        await self._call(_CREATE_LEASE, request, lease_id)
 
     async def add_lease_resource(self, lease_id: str, resource: LeasedResource) -> None:
         """Add a resource to a lease."""
         added = leases_pb2.Resource(id=resource.id, type=resource.type)
         request = leases_pb2.AddResourceRequest(id=lease_id, resource=added)
-        await self._connection.unary(_ADD_RESOURCE, request, target=lease_id, metadata=self._metadata())
+        await self._call(_ADD_RESOURCE, request, lease_id)
 
     async def delete_lease(self, lease_id: str, *, sync: bool) -> bool:
         """Delete a lease; return whether the lease existed. With ``sync``, return after a garbage collection."""
         request = leases_pb2.DeleteRequest(id=lease_id, sync=sync)
+        return await self._find(_DELETE_LEASE, request, lease_id) is not None
+
+    async def _find(self, method: Method[Request, Response], request: Request, target: str) -> Response | None:
+        """Return the answer to a call; ``None`` if its target does not exist."""
         try:
-            await self._connection.unary(_DELETE_LEASE, request, target=lease_id, metadata=self._metadata())
+            return await self._call(method, request, target)
         except RuntimeNotFoundError:
-            return False
-        return True
+            return None
+
+    async def _call(
+        self, method: Method[Request, Response], request: Request, target: str = "", namespace: str | None = None
+    ) -> Response:
+        metadata = self._metadata(namespace)
+        return await self._connection.unary(method, request, target=target, metadata=metadata)
 
     def _metadata(self, namespace: str | None = None) -> tuple[tuple[str, str], ...]:
         return (("containerd-namespace", namespace or self.namespace),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from operator import attrgetter
 from typing import Final
 
@@ -23,7 +24,7 @@ from nodeagent.runtime.cri_messages import (
     decode_container_usage,
     decode_filesystem,
     decode_image,
-    decode_listed_sandbox,
+    decode_sandbox,
     decode_sandbox_details,
     decode_status,
     decode_stop_signal,
@@ -42,76 +43,38 @@ _IMAGES_OF: Final = attrgetter("images")
 _SANDBOXES_OF: Final = attrgetter("items")
 _CONTAINERS_OF: Final = attrgetter("containers")
 
-_VERSION = Method(_RUNTIME + "Version", api.VersionRequest, api.VersionResponse, "Version")
-_STATUS = Method(_RUNTIME + "Status", api.StatusRequest, api.StatusResponse, "Status")
-_LIST_SANDBOXES = Method(
-    _RUNTIME + "ListPodSandbox", api.ListPodSandboxRequest, api.ListPodSandboxResponse, "ListPodSandbox", _LIST_S
-)
+_VERSION = Method(_RUNTIME + "Version", api.VersionRequest, api.VersionResponse)
+_STATUS = Method(_RUNTIME + "Status", api.StatusRequest, api.StatusResponse)
+_LIST_SANDBOXES = Method(_RUNTIME + "ListPodSandbox", api.ListPodSandboxRequest, api.ListPodSandboxResponse, _LIST_S)
 _STREAM_SANDBOXES = Method(
-    _RUNTIME + "StreamPodSandboxes",
-    api.ListPodSandboxRequest,
-    api.ListPodSandboxResponse,
-    "StreamPodSandboxes",
-    _LIST_S,
+    _RUNTIME + "StreamPodSandboxes", api.ListPodSandboxRequest, api.ListPodSandboxResponse, _LIST_S
 )
-_SANDBOX_STATUS = Method(
-    _RUNTIME + "PodSandboxStatus", api.PodSandboxStatusRequest, api.PodSandboxStatusResponse, "PodSandboxStatus"
-)
+_SANDBOX_STATUS = Method(_RUNTIME + "PodSandboxStatus", api.PodSandboxStatusRequest, api.PodSandboxStatusResponse)
 _STOP_SANDBOX = Method(
-    _RUNTIME + "StopPodSandbox",
-    api.StopPodSandboxRequest,
-    api.StopPodSandboxResponse,
-    "StopPodSandbox",
-    _CHANGE_S,
-    changes=True,
+    _RUNTIME + "StopPodSandbox", api.StopPodSandboxRequest, api.StopPodSandboxResponse, _CHANGE_S, changes=True
 )
 _REMOVE_SANDBOX = Method(
-    _RUNTIME + "RemovePodSandbox",
-    api.RemovePodSandboxRequest,
-    api.RemovePodSandboxResponse,
-    "RemovePodSandbox",
-    _CHANGE_S,
-    changes=True,
+    _RUNTIME + "RemovePodSandbox", api.RemovePodSandboxRequest, api.RemovePodSandboxResponse, _CHANGE_S, changes=True
 )
-_LIST_CONTAINERS = Method(
-    _RUNTIME + "ListContainers", api.ListContainersRequest, api.ListContainersResponse, "ListContainers", _LIST_S
-)
+_LIST_CONTAINERS = Method(_RUNTIME + "ListContainers", api.ListContainersRequest, api.ListContainersResponse, _LIST_S)
 _STREAM_CONTAINERS = Method(
-    _RUNTIME + "StreamContainers", api.ListContainersRequest, api.ListContainersResponse, "StreamContainers", _LIST_S
+    _RUNTIME + "StreamContainers", api.ListContainersRequest, api.ListContainersResponse, _LIST_S
 )
-_CONTAINER_STATUS = Method(
-    _RUNTIME + "ContainerStatus", api.ContainerStatusRequest, api.ContainerStatusResponse, "ContainerStatus"
-)
+_CONTAINER_STATUS = Method(_RUNTIME + "ContainerStatus", api.ContainerStatusRequest, api.ContainerStatusResponse)
 _STOP_CONTAINER = Method(
-    _RUNTIME + "StopContainer",
-    api.StopContainerRequest,
-    api.StopContainerResponse,
-    "StopContainer",
-    _STOP_MARGIN_S,
-    changes=True,
+    _RUNTIME + "StopContainer", api.StopContainerRequest, api.StopContainerResponse, _STOP_MARGIN_S, changes=True
 )
 _REMOVE_CONTAINER = Method(
-    _RUNTIME + "RemoveContainer",
-    api.RemoveContainerRequest,
-    api.RemoveContainerResponse,
-    "RemoveContainer",
-    _CHANGE_S,
-    changes=True,
+    _RUNTIME + "RemoveContainer", api.RemoveContainerRequest, api.RemoveContainerResponse, _CHANGE_S, changes=True
 )
 _CONTAINER_STATS = Method(
-    _RUNTIME + "ListContainerStats",
-    api.ListContainerStatsRequest,
-    api.ListContainerStatsResponse,
-    "ListContainerStats",
-    _STATS_S,
+    _RUNTIME + "ListContainerStats", api.ListContainerStatsRequest, api.ListContainerStatsResponse, _STATS_S
 )
-_LIST_IMAGES = Method(_IMAGE + "ListImages", api.ListImagesRequest, api.ListImagesResponse, "ListImages", _LIST_S)
-_STREAM_IMAGES = Method(_IMAGE + "StreamImages", api.ListImagesRequest, api.ListImagesResponse, "StreamImages", _LIST_S)
-_IMAGE_STATUS = Method(_IMAGE + "ImageStatus", api.ImageStatusRequest, api.ImageStatusResponse, "ImageStatus")
-_FS_INFO = Method(_IMAGE + "ImageFsInfo", api.ImageFsInfoRequest, api.ImageFsInfoResponse, "ImageFsInfo")
-_REMOVE_IMAGE = Method(
-    _IMAGE + "RemoveImage", api.RemoveImageRequest, api.RemoveImageResponse, "RemoveImage", _CHANGE_S, changes=True
-)
+_LIST_IMAGES = Method(_IMAGE + "ListImages", api.ListImagesRequest, api.ListImagesResponse, _LIST_S)
+_STREAM_IMAGES = Method(_IMAGE + "StreamImages", api.ListImagesRequest, api.ListImagesResponse, _LIST_S)
+_IMAGE_STATUS = Method(_IMAGE + "ImageStatus", api.ImageStatusRequest, api.ImageStatusResponse)
+_FS_INFO = Method(_IMAGE + "ImageFsInfo", api.ImageFsInfoRequest, api.ImageFsInfoResponse)
+_REMOVE_IMAGE = Method(_IMAGE + "RemoveImage", api.RemoveImageRequest, api.RemoveImageResponse, _CHANGE_S, changes=True)
 
 
 class CriClient:
@@ -129,7 +92,7 @@ class CriClient:
         self._sandboxes = LongList(connection, _LIST_SANDBOXES, _STREAM_SANDBOXES, sandboxes.read)
         self._containers = LongList(connection, _LIST_CONTAINERS, _STREAM_CONTAINERS, containers.read)
         self._decoded_images = DecodeCache(_IMAGES_OF, decode_image, reuses=reuses_lists)
-        self._decoded_sandboxes = DecodeCache(_SANDBOXES_OF, decode_listed_sandbox, reuses=reuses_lists)
+        self._decoded_sandboxes = DecodeCache(_SANDBOXES_OF, decode_sandbox, reuses=reuses_lists)
         self._decoded_containers = DecodeCache(_CONTAINERS_OF, decode_container, reuses=reuses_lists)
 
     async def version(self) -> RuntimeInfo:
@@ -143,10 +106,7 @@ class CriClient:
 
     async def list_images(self) -> tuple[Image, ...]:
         """Return all images in the runtime's order, one per id; the previous tuple if only the order changed."""
-        listing = self._decoded_images.start()
-        async for part in self._images.read(api.ListImagesRequest()):
-            listing.add(part)
-        return merge_images(listing.finish())
+        return merge_images(await self._decoded_images.read(self._images.read(api.ListImagesRequest())))
 
     async def image_ids(self) -> frozenset[str]:
         """Return the id of every image."""
@@ -181,10 +141,8 @@ class CriClient:
     async def remove_image(self, reference: str) -> None:
         """Remove an image with all its names; containerd collects garbage before returning."""
         request = api.RemoveImageRequest(image=api.ImageSpec(image=reference))
-        try:
+        with suppress(RuntimeNotFoundError):
             await self._connection.unary(_REMOVE_IMAGE, request, target=reference)
-        except RuntimeNotFoundError:
-            return
 
     async def list_sandboxes(self) -> tuple[Sandbox, ...]:
         """Return all sandboxes, without their own images.
@@ -192,10 +150,7 @@ class CriClient:
         The sandboxes are in the runtime's order. On a large node, the previous tuple is returned if only the order has
         changed.
         """
-        listing = self._decoded_sandboxes.start()
-        async for part in self._sandboxes.read(api.ListPodSandboxRequest()):
-            listing.add(part)
-        return listing.finish()
+        return await self._decoded_sandboxes.read(self._sandboxes.read(api.ListPodSandboxRequest()))
 
     async def sandbox_status(self, sandbox_id: str) -> Sandbox:
         """Return one sandbox with its own image and log directory, if reported."""
@@ -209,18 +164,14 @@ class CriClient:
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox and its containers."""
         request = api.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
-        try:
+        with suppress(RuntimeNotFoundError):
             await self._connection.unary(_STOP_SANDBOX, request, target=sandbox_id)
-        except RuntimeNotFoundError:
-            return
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
         """Remove a sandbox and its containers."""
         request = api.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
-        try:
+        with suppress(RuntimeNotFoundError):
             await self._connection.unary(_REMOVE_SANDBOX, request, target=sandbox_id)
-        except RuntimeNotFoundError:
-            return
 
     async def list_containers(self) -> tuple[Container, ...]:
         """Return all containers in any state, without the fields of their status.
@@ -228,10 +179,7 @@ class CriClient:
         The containers are in the runtime's order. On a large node, the previous tuple is returned if only the order has
         changed.
         """
-        listing = self._decoded_containers.start()
-        async for part in self._containers.read(api.ListContainersRequest()):
-            listing.add(part)
-        return listing.finish()
+        return await self._decoded_containers.read(self._containers.read(api.ListContainersRequest()))
 
     async def container_status(self, container_id: str) -> Container:
         """Return one container with its finish time, log path and mounted images.
@@ -268,20 +216,15 @@ class CriClient:
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
         """Stop a container: SIGTERM, then SIGKILL after ``timeout_s``. The call ends 30 seconds later at the latest."""
         request = api.StopContainerRequest(container_id=container_id, timeout=timeout_s)
-        try:
-            await self._connection.unary(
-                _STOP_CONTAINER, request, target=container_id, deadline_s=timeout_s + _STOP_MARGIN_S
-            )
-        except RuntimeNotFoundError:
-            return
+        with suppress(RuntimeNotFoundError):
+            deadline_s = timeout_s + _STOP_MARGIN_S
+            await self._connection.unary(_STOP_CONTAINER, request, target=container_id, deadline_s=deadline_s)
 
     async def remove_container(self, container_id: str) -> None:
         """Remove a container. containerd kills a running container, so that callers check the state first."""
         request = api.RemoveContainerRequest(container_id=container_id)
-        try:
+        with suppress(RuntimeNotFoundError):
             await self._connection.unary(_REMOVE_CONTAINER, request, target=container_id)
-        except RuntimeNotFoundError:
-            return
 
     async def list_container_stats(self, only: Collection[str] | None = None) -> tuple[ContainerUsage, ...]:
         """Return the usage of containers; some runtimes omit containers that are not running.

@@ -194,11 +194,6 @@ def decode_sandbox(message: api.PodSandbox | api.PodSandboxStatus) -> Sandbox:
     )
 
 
-def decode_listed_sandbox(message: api.PodSandbox) -> Sandbox:
-    """Return a sandbox from an entry of the runtime's list."""
-    return decode_sandbox(message)
-
-
 def decode_sandbox_details(message: api.PodSandboxStatusResponse) -> SandboxDetails:
     """Return a sandbox with the fields of its verbose status."""
     info = _parse_json(message.info.get("info", ""))

@@ -23,7 +23,7 @@ entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import lru_cache
 from itertools import repeat
 from operator import attrgetter, eq
@@ -152,6 +152,13 @@ class DecodeCache(Generic[Answer, Item, Value]):
     def start(self) -> Listing[Answer, Item, Value]:
         """Return a new listing without parts."""
         return Listing(self)
+
+    async def read(self, parts: AsyncIterator[Answer]) -> tuple[Value, ...]:
+        """Return the values of a listing from its parts; see :meth:`Listing.finish`."""
+        listing = self.start()
+        async for part in parts:
+            listing.add(part)
+        return listing.finish()
 
 
 class Listing(Generic[Answer, Item, Value]):
@@ -292,38 +299,29 @@ class PartCache(Generic[Part, Entry]):
 
     def __init__(self, *, reuses: bool = True) -> None:
         """Create an empty cache; with ``reuses`` false, for a process that lists once, the cache remains empty."""
-        self._reuses = reuses
-        self._parts: list[_DecodedPart[Entry]] = []
-        self._entries: dict[str, Entry] = {}
+        self.reuses = reuses
+        self.parts: list[_DecodedPart[Entry]] = []
+        self.entries: dict[str, Entry] = {}
 
     def start(self) -> PartListing[Part, Entry]:
         """Return a new list without parts, for comparison with the last finished list."""
-        return PartListing(self._parts, self._entries, self._keep if self._reuses else None)
-
-    def _keep(self, parts: list[_DecodedPart[Entry]], entries: dict[str, Entry]) -> None:
-        self._parts, self._entries = parts, entries
+        return PartListing(self)
 
 
 class PartListing(Generic[Part, Entry]):
     """One list, decoded part by part; an unfinished list does not change the cache."""
 
-    def __init__(
-        self,
-        previous: list[_DecodedPart[Entry]],
-        entries: dict[str, Entry],
-        keep: Callable[[list[_DecodedPart[Entry]], dict[str, Entry]], None] | None,
-    ) -> None:
-        """Start without parts; ``keep`` receives the finished list; ``None`` to discard the list."""
-        self._previous = previous
-        self._previous_entries = entries
-        self._keep = keep
+    def __init__(self, cache: PartCache[Part, Entry]) -> None:
+        """Start without parts."""
+        self._cache = cache
+        self._previous, self._previous_entries = cache.parts, cache.entries
         self._parts: list[_DecodedPart[Entry]] = []
         self._is_same = True
 
     def add(self, part: Part, decode: Callable[[Part], dict[str, Entry]]) -> None:
         """Add a part; ``decode`` returns entries by key, and is called unless the previous part here is equal."""
         number = len(self._parts)
-        digest = "" if self._keep is None else message_digest(part)
+        digest = message_digest(part) if self._cache.reuses else ""
         if number < len(self._previous) and self._previous[number].digest == digest:
             self._parts.append(self._previous[number])
         else:
@@ -337,8 +335,8 @@ class PartListing(Generic[Part, Entry]):
         entries: dict[str, Entry] = {}
         for each in self._parts:
             entries.update(each.entries)
-        if self._keep is not None:
-            self._keep(self._parts, entries)
+        if self._cache.reuses:
+            self._cache.parts, self._cache.entries = self._parts, entries
         return entries
 
 

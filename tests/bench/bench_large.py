@@ -74,7 +74,7 @@ def serve(directory: Path, images: int, containers: int, padding_bytes: int, *, 
 
 
 def _method(path: str, request: type[Message], response: type[Message]) -> Method[Message, Message]:
-    return Method(path, request, response, path, _LIST_S)
+    return Method(path, request, response, _LIST_S)
 
 
 def _rotation(field: str) -> Callable[[Message], Message]:

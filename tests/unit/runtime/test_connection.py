@@ -28,10 +28,8 @@ from tests.unit.runtime.conftest import Fake, cri_handlers, serving
 if TYPE_CHECKING:
     from pathlib import Path
 
-VERSION = Method("/runtime.v1.RuntimeService/Version", api.VersionRequest, api.VersionResponse, "Version")
-REMOVE = Method(
-    "/runtime.v1.ImageService/RemoveImage", api.RemoveImageRequest, api.RemoveImageResponse, "RemoveImage", changes=True
-)
+VERSION = Method("/runtime.v1.RuntimeService/Version", api.VersionRequest, api.VersionResponse)
+REMOVE = Method("/runtime.v1.ImageService/RemoveImage", api.RemoveImageRequest, api.RemoveImageResponse, changes=True)
 
 
 @pytest.mark.parametrize(
