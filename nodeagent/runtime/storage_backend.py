@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.record import Record
@@ -52,19 +52,25 @@ class RemovalRecords(Record):
     snapshotters: Callable[[], tuple[str, ...]]
 
 
-class StorageBackend(Protocol):
-    """The runtime's own records of images and layers.
+_DISABLED = "runtime.containerd_api is off"
+_NO_RECORDS = "references are recorded only by containerd's own services: disabled or unavailable"
+
+
+class StorageBackend:
+    """The runtime's own records of images and layers; this base class has none, as for CRI alone.
 
     Unless stated otherwise, every method raises the errors of :meth:`RuntimeConnection.unary`, including
     RuntimeUnsupportedError on a runtime other than containerd.
+
+    Attributes:
+        enabled: whether the runtime's own services are used; false for CRI alone.
     """
 
-    @property
-    def enabled(self) -> bool:
-        """Whether the runtime's own services are used; false for CRI alone."""
+    enabled = False
 
     async def list_records(self) -> namespace_lists.StorageLists | None:
         """Return the lists for a storage graph, for a call concurrent with CRI's lists; ``None`` for CRI alone."""
+        return None
 
     async def build_graph(
         self,
@@ -75,7 +81,7 @@ class StorageBackend(Protocol):
         containers: tuple[StoredContainer, ...] | None = None,
         lists: namespace_lists.StorageLists | None = None,
     ) -> StorageGraph | None:
-        """Return the storage graph of ``images``; ``None`` if the backend has no records.
+        """Return the storage graph of ``images``; ``None`` for CRI alone.
 
         Args:
             images: images as listed by CRI before this call.
@@ -84,50 +90,79 @@ class StorageBackend(Protocol):
             containers: the container records; ``None`` to list the records in this call.
             lists: the result of :meth:`list_records`; ``None`` to read the lists in this call.
         """
+        return None
 
     async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
         """Return the unreferenced blobs and snapshots; arguments as in :meth:`build_graph`.
 
         Raises:
-            ObservationError: the backend has no records of references.
+            ObservationError: the backend has no records of references, as for CRI alone.
         """
+        raise ObservationError(_NO_RECORDS)
 
     async def read_store_paths(self) -> Mapping[str, str]:
         """Return the directory of each snapshotter, and of the content store under the empty name; empty if unknown."""
+        return {}
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return the records of the names in ``names`` that exist; empty for CRI alone."""
+        return ()
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
         """Return every container record, including records of sandboxes and other clients; empty for CRI alone."""
+        return ()
 
     async def read_writable_bytes(self) -> dict[str, int]:
         """Return the size of the writable layer by container id, sandboxes included; empty for CRI alone."""
+        return {}
 
     async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
         """Return the current usage of a writable layer; ``None`` if the snapshotter fails, and for CRI alone."""
+        return None
 
     async def has_writable_layer(self, container_id: str) -> bool:
         """Return whether the writable layer of a container or sandbox exists; false for CRI alone."""
+        return False
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Delete an image name, only with this target digest if ``target`` is set; return whether the name existed."""
+        """Delete an image name, only with this target digest if ``target`` is set; return whether the name existed.
+
+        Raises:
+            NodeAgentError: CRI alone, which removes whole images, not single names.
+        """
+        raise NodeAgentError(_DISABLED)
 
     async def pin_image(self, name: str) -> bool:
-        """Set the label of an image name that pins its image; return whether the name exists."""
+        """Set the label of an image name that pins its image; return whether the name exists.
+
+        Raises:
+            NodeAgentError: CRI alone.
+        """
+        raise NodeAgentError(_DISABLED)
 
     async def delete_content(self, digest: str) -> bool:
-        """Delete a blob's record; return whether the record existed."""
+        """Delete a blob's record; return whether the record existed.
+
+        Raises:
+            NodeAgentError: CRI alone.
+        """
+        raise NodeAgentError(_DISABLED)
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
-        """Remove a snapshot without children; return whether the snapshot existed."""
+        """Remove a snapshot without children; return whether the snapshot existed.
+
+        Raises:
+            NodeAgentError: CRI alone.
+        """
+        raise NodeAgentError(_DISABLED)
 
     async def collect_garbage(self) -> None:
         """Run the runtime's garbage collection and wait for its end.
 
         Raises:
-            NodeAgentError: the backend is disabled.
+            NodeAgentError: CRI alone.
         """
+        raise NodeAgentError(_DISABLED)
 
     async def remove_orphaned_directories(self, snapshotter: str) -> None:
         """Remove the directories left by failed snapshot removals; no effect for CRI alone."""
@@ -135,9 +170,14 @@ class StorageBackend(Protocol):
     @property
     def removals(self) -> RemovalRecords | None:
         """Records for image removals that can be undone; ``None`` for CRI alone."""
+        return None
 
 
-class ContainerdStorage:
+class CriOnlyStorage(StorageBackend):
+    """The null backend: no records beyond CRI. Deletions and collections fail."""
+
+
+class ContainerdStorage(StorageBackend):
     """containerd's own services, on the socket that also serves CRI."""
 
     enabled = True
@@ -329,89 +369,3 @@ class ContainerdStorage:
 
     def _extents(self, names: Mapping[str, Sequence[StoredImage]]) -> dict[str, ImageExtent]:
         return self._cache.extents(names) if self._cache is not None else {}
-
-
-_DISABLED = "runtime.containerd_api is off"
-_NO_RECORDS = "references are recorded only by containerd's own services: disabled or unavailable"
-
-
-class CriOnlyStorage:
-    """The null backend: no records beyond CRI. Deletions and collections fail."""
-
-    enabled = False
-
-    async def list_records(self) -> namespace_lists.StorageLists | None:
-        """Return ``None``, since CRI has no storage records."""
-        return None
-
-    async def build_graph(
-        self,
-        images: Sequence[Image],
-        *,
-        snapshotter: str | None,
-        path: str,
-        containers: tuple[StoredContainer, ...] | None = None,
-        lists: namespace_lists.StorageLists | None = None,
-    ) -> StorageGraph | None:
-        """Return ``None``, since CRI has no records of layers."""
-        return None
-
-    async def find_unreferenced(
-        self,
-        *,
-        snapshotter: str | None,
-        path: str,
-    ) -> tuple[UnreferencedPiece, ...]:
-        """Raise ObservationError, since CRI has no records of references."""
-        raise ObservationError(_NO_RECORDS)
-
-    async def read_store_paths(self) -> Mapping[str, str]:
-        """Return an empty mapping, since CRI does not report the directories of stores."""
-        return {}
-
-    async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
-        """Return an empty tuple, since CRI has no records of image names."""
-        return ()
-
-    async def list_containers(self) -> tuple[StoredContainer, ...]:
-        """Return an empty tuple, since CRI has no records of containers of other clients."""
-        return ()
-
-    async def read_writable_bytes(self) -> dict[str, int]:
-        """Return an empty mapping, since CRI has no access to snapshots."""
-        return {}
-
-    async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
-        """Return ``None``, since CRI has no access to snapshots."""
-        return None
-
-    async def has_writable_layer(self, container_id: str) -> bool:
-        """Return false, since CRI has no access to snapshots."""
-        return False
-
-    async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Raise NodeAgentError, since CRI removes whole images, not single names."""
-        raise NodeAgentError(_DISABLED)
-
-    async def pin_image(self, name: str) -> bool:
-        """Raise NodeAgentError, since CRI cannot pin an image."""
-        raise NodeAgentError(_DISABLED)
-
-    async def delete_content(self, digest: str) -> bool:
-        """Raise NodeAgentError, since CRI has no blobs."""
-        raise NodeAgentError(_DISABLED)
-
-    async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
-        """Raise NodeAgentError, since CRI has no snapshots."""
-        raise NodeAgentError(_DISABLED)
-
-    async def collect_garbage(self) -> None:
-        """Raise NodeAgentError, since CRI has no garbage collection."""
-        raise NodeAgentError(_DISABLED)
-
-    async def remove_orphaned_directories(self, snapshotter: str) -> None:
-        """Do nothing, since CRI has no access to snapshots."""
-
-    @property
-    def removals(self) -> None:
-        """Return ``None``, since a CRI RemoveImage call cannot be undone."""
