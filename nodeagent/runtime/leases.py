@@ -30,7 +30,7 @@ import binascii
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -50,7 +50,7 @@ from nodeagent.runtime.containerd_records import (
     decode_encoded_image,
     is_undo,
 )
-from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, references
+from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, expiry_of, references
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
@@ -340,7 +340,7 @@ def decode_lease(lease: Lease) -> OpenRemoval:
             names.append(ImageName(image_id, decode_encoded_image(record), record))
         except (binascii.Error, DecodeError, ValueError):
             damaged = True
-    expires_at, owner = _expiry(lease.labels.get(EXPIRE, "")), lease.labels.get(_OWNER_LABEL, "")
+    expires_at, owner = expiry_of(lease), lease.labels.get(_OWNER_LABEL, "")
     return OpenRemoval(lease.id, tuple(names), lease.created.at, expires_at, owner, damaged)
 
 
@@ -349,14 +349,6 @@ def _joined(labels: Mapping[str, str]) -> Iterator[str]:
     chunks = sorted(each for each in labels if each.startswith(_NAME_LABEL))
     for _, parts in groupby(chunks, key=lambda label: label.rpartition(".")[0]):
         yield "".join(labels[part] for part in parts)
-
-
-def _expiry(text: str) -> datetime | None:
-    try:
-        expiry = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)
 
 
 _PASS_LABEL: Final = "nodeagent/pass"

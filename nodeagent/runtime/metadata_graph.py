@@ -265,14 +265,17 @@ def is_expired(lease: Lease, now: datetime) -> bool:
     A lease with an invalid expiry time is not expired, as in containerd. A lease with a label of unknown meaning also
     counts as not expired.
     """
-    text = lease.labels.get(EXPIRE)
-    if text is None or references(_others(lease.labels)).unknown:
-        return False
+    expiry = expiry_of(lease)
+    return expiry is not None and not references(_others(lease.labels)).unknown and expiry < now
+
+
+def expiry_of(lease: Lease) -> datetime | None:
+    """Return the expiry time of a lease; ``None`` if the label is missing or malformed."""
     try:
-        expiry = datetime.fromisoformat(text)
+        expiry = datetime.fromisoformat(lease.labels.get(EXPIRE, ""))
     except ValueError:
-        return False
-    return (expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)) < now
+        return None
+    return expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)
 
 
 def _others(labels: Mapping[str, str]) -> dict[str, str]:

@@ -86,42 +86,42 @@ NO_STORES: Final = Stores(MappingProxyType({}), MappingProxyType({}))
 """Stores whose directories are unknown."""
 
 
-class DiskFormats(Record):
-    """Allocation sizes of each store's filesystem.
+def stored_piece(
+    node: Node,
+    inventory: Inventory,
+    usage: Mapping[Node, containerd_records.SnapshotUsage],
+    default: DiskFormat,
+    formats: Mapping[str, DiskFormat],
+) -> StoredPiece:
+    """Return the stored piece of a node, without references.
 
-    Attributes:
+    The key of a snapshot in a snapshotter other than the inventory's starts with the name of that snapshotter.
+
+    Args:
+        node: an existing blob or snapshot.
+        inventory: reading of the namespace.
+        usage: usage by snapshot.
         default: allocation sizes of the image filesystem.
-        by_store: allocation sizes by snapshotter, with the empty name for the content store; a store without an entry
+        formats: allocation sizes by snapshotter, with the empty name for the content store; a store without an entry
             has the default.
     """
-
-    default: DiskFormat
-    by_store: Mapping[str, DiskFormat]
-
-    def stored_piece(
-        self, node: Node, inventory: Inventory, usage: Mapping[Node, containerd_records.SnapshotUsage]
-    ) -> StoredPiece:
-        """Return the stored piece of a node, without references.
-
-        The key of a snapshot in a snapshotter other than the inventory's starts with the name of that snapshotter.
-        """
-        snapshotter = "" if node.kind == CONTENT else _snapshotter(node.kind)
-        disk = self.by_store.get(snapshotter, self.default)
-        if not snapshotter:
-            size = -(-inventory.stored.blobs[node.id].size_bytes // disk.block_bytes) * disk.block_bytes
-            return StoredPiece(node.id, PieceKind.BLOB, size, 1)
-        used = usage[node]
-        directories = _UNCOUNTED_DIRECTORIES.get(snapshotter, 0) if used.inodes else 0
-        inodes = used.inodes + directories
-        # Inodes of a snapshot are allocated in sequence; a partly filled chunk is shared with other files.
-        chunks_bytes = inodes // _INODES_PER_CHUNK * disk.inode_chunk_bytes
-        return StoredPiece(
-            node.id if snapshotter == inventory.snapshotter else f"{snapshotter}/{node.id}",
-            PieceKind.SNAPSHOT,
-            used.size_bytes + directories * disk.directory_bytes + chunks_bytes,
-            inodes,
-            snapshotter=snapshotter,
-        )
+    snapshotter = "" if node.kind == CONTENT else _snapshotter(node.kind)
+    disk = formats.get(snapshotter, default)
+    if not snapshotter:
+        size = -(-inventory.stored.blobs[node.id].size_bytes // disk.block_bytes) * disk.block_bytes
+        return StoredPiece(node.id, PieceKind.BLOB, size, 1)
+    used = usage[node]
+    directories = _UNCOUNTED_DIRECTORIES.get(snapshotter, 0) if used.inodes else 0
+    inodes = used.inodes + directories
+    # Inodes of a snapshot are allocated in sequence; a partly filled chunk is shared with other files.
+    chunks_bytes = inodes // _INODES_PER_CHUNK * disk.inode_chunk_bytes
+    return StoredPiece(
+        node.id if snapshotter == inventory.snapshotter else f"{snapshotter}/{node.id}",
+        PieceKind.SNAPSHOT,
+        used.size_bytes + directories * disk.directory_bytes + chunks_bytes,
+        inodes,
+        snapshotter=snapshotter,
+    )
 
 
 @lru_cache(maxsize=64)

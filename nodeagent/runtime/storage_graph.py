@@ -38,7 +38,6 @@ from nodeagent.runtime import namespace_lists
 from nodeagent.runtime.connection import run_bounded
 from nodeagent.runtime.containerd_records import (
     Blob,
-    Lease,
     LeasedResource,
     Snapshot,
     SnapshotKind,
@@ -492,7 +491,7 @@ class LayerCache:
         self._usage = {node: usage[node] for node in inventory.stored.existing if node in usage}
 
     def _piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
-        return namespace_lists.DiskFormats(self._disk, self._stores.formats).stored_piece(node, inventory, usage)
+        return namespace_lists.stored_piece(node, inventory, usage, self._disk, self._stores.formats)
 
 
 async def _snapshot_usage(client: ContainerdClient, node: Node) -> SnapshotUsage | None:
@@ -536,20 +535,16 @@ def _with_references(layout: _Layout, others: Iterable[tuple[ReferenceKind, Iter
     return replace(layout.graph, pieces=tuple(pieces))
 
 
-def _lasts(lease: Lease) -> bool:
-    """Return whether a lease counts as a reference; leases of undo windows do not, since GC releases them for space."""
-    return not is_undo(lease)
-
-
 def _other_references(layout: _Layout, inventory: Inventory) -> tuple[tuple[ReferenceKind, Iterable[Node]], ...]:
     """Return the nodes referenced other than by listed images, by kind; a ``gc.root`` label counts as a lease."""
     rooted = inventory.stored.rooted
     below = inventory.closure(sorted(rooted)).keys() - rooted
     parents = {node for node in below if node.kind != CONTENT}
     unlisted = [image for image in inventory.images if image.name not in layout.names]
+    leased = inventory.referenced_by_leases(lambda lease: not is_undo(lease))  # GC releases undo windows for space
     return (
         (ReferenceKind.CONTAINER, inventory.referenced_by_containers()),
-        (ReferenceKind.LEASE, inventory.referenced_by_leases(_lasts) | rooted | (below - parents)),
+        (ReferenceKind.LEASE, leased | rooted | (below - parents)),
         (ReferenceKind.SNAPSHOT_CHILD, parents),
         (ReferenceKind.OTHER_NAMESPACE, [Node(CONTENT, digest) for digest in inventory.foreign]),
         (ReferenceKind.INGEST, inventory.referenced_by_ingests()),
