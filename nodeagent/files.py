@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 _RANDOM_BYTES = 4
 
 
+@contextmanager
+def closing_descriptor(descriptor: int) -> Iterator[int]:
+    """Yield an open file descriptor, and close it at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def read_file(path: Path) -> str:
     """Return the text of a regular file; a pipe in its place is an error and does not block.
 
@@ -71,16 +80,13 @@ def overwrite_file(path: Path, text: str) -> None:
         OSError: the file is absent, is a symbolic link, has too few blocks, or cannot be written.
     """
     content = text.encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with closing_descriptor(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as descriptor:
         status = os.fstat(descriptor)
         if len(content) > status.st_blocks * 512:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.pwrite(descriptor, content.ljust(status.st_size), 0)
         os.ftruncate(descriptor, len(content))
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def create_file(path: Path, text: str, *, mode: int = 0o600) -> bool:
@@ -122,11 +128,8 @@ def _temporary_file(path: Path, text: str, like: os.stat_result | None, mode: in
 
 
 def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 FileStamp = tuple[int, int, int]

@@ -21,6 +21,7 @@ from typing import Final
 
 from nodeagent.config.paths import CONFIG_FILE
 from nodeagent.errors import ConfigError
+from nodeagent.files import closing_descriptor
 
 UNTRUSTED: Final = "not trusted: "
 """Text contained in every error about an untrusted path."""
@@ -190,11 +191,8 @@ def _merge(document: dict[str, object], overlay: Mapping[str, object], source: s
 def _dropins(path: Path) -> tuple[Path, ...]:
     directory = path.with_name(f"{path.stem}.d")
     try:
-        descriptor = open_trusted(directory, directory=True)
-        try:
+        with closing_descriptor(open_trusted(directory, directory=True)) as descriptor:
             names = os.listdir(descriptor)  # noqa: PTH208 - pathlib does not list a descriptor
-        finally:
-            os.close(descriptor)
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from nodeagent.files import closing_descriptor
 from nodeagent.record import Record
 
 _ROOT: Final = Path("/")
@@ -342,11 +343,8 @@ def reclaim_cache(directory: str, size_bytes: int, *, swap: bool) -> str:
     """
     text = f"{size_bytes} swappiness=0" if swap else str(size_bytes)
     try:
-        descriptor = os.open(f"{directory}/memory.reclaim", os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with closing_descriptor(os.open(f"{directory}/memory.reclaim", os.O_WRONLY | os.O_CLOEXEC)) as descriptor:
             os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
     except FileNotFoundError:
         return "cgroup removed, or no memory.reclaim"
     except OSError as error:

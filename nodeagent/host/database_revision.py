@@ -14,6 +14,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from nodeagent.files import closing_descriptor
 from nodeagent.host.sockets import read_peer
 from nodeagent.record import Record
 
@@ -45,12 +46,10 @@ def read_database_revision(runtime_socket: str, path: str, root: Path = Path("/"
     """
     try:
         pid = _listener(runtime_socket)
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with closing_descriptor(opened) as descriptor:
             found = os.fstat(descriptor)
             transaction = _transaction(descriptor)
-        finally:
-            os.close(descriptor)
         locks = (root / _LOCKS).read_text(encoding="ascii", errors="replace")
     except (OSError, ValueError, struct.error):
         return None

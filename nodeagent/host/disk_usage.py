@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass, field
 
+from nodeagent.files import closing_descriptor
+
 _BLOCK_BYTES = 512  # Source: stat(2), st_blocks
 _STEP_ENTRIES = 256
 _MOST_OPEN = 32
@@ -178,16 +180,13 @@ class TreeReader:
     def _directories(self, root: str, skip: frozenset[str]) -> list[str]:
         """Return the directories directly below ``root``, without symlinks and mount points."""
         try:
-            descriptor = os.open(root, _DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            return []
-        try:
-            with os.scandir(descriptor) as entries:
+            with (
+                closing_descriptor(os.open(root, _DIRECTORY | os.O_NOFOLLOW)) as descriptor,
+                os.scandir(descriptor) as entries,
+            ):
                 names = [each.name for each in entries if self._is_own_directory(each)]
         except OSError:
             return []
-        finally:
-            os.close(descriptor)
         return sorted(path for name in names if (path := _below(root, name)) not in skip)
 
     def _is_own_directory(self, entry: os.DirEntry[str]) -> bool:

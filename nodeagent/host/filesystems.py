@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
+from nodeagent.files import closing_descriptor
 from nodeagent.model import FsObservation
 
 if TYPE_CHECKING:
@@ -75,11 +76,8 @@ def _mount_of(path: str, mountinfo: str) -> str:
     The mount is identified by its id, since the device number of a Btrfs subvolume differs from that of its mount.
     """
     try:
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        try:
+        with closing_descriptor(os.open(path, os.O_PATH | os.O_CLOEXEC)) as descriptor:
             mount = mount_id(descriptor)
-        finally:
-            os.close(descriptor)
         with open(mountinfo, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - a fixed path
             return next((line for line in lines if mount and line.partition(" ")[0] == mount), "")
     except OSError:
@@ -171,12 +169,8 @@ def start_commits(paths: Iterable[str]) -> None:
     for path in existing:
         if filesystem_type(path) != "btrfs":
             continue
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.ioctl(descriptor, _START_SYNC, struct.pack("Q", 0))
-            finally:
-                os.close(descriptor)
+        with suppress(OSError), closing_descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+            fcntl.ioctl(descriptor, _START_SYNC, struct.pack("Q", 0))
 
 
 def _existing(path: Path) -> str:

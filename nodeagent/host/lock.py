@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from nodeagent.errors import PassBusyError
+from nodeagent.files import closing_descriptor
 from nodeagent.host.node import boot_id
 
 
@@ -57,7 +58,7 @@ def _locked(path: Path, busy: str) -> Iterator[str]:
     except OSError as error:
         yield f"cannot lock against other processes: {path}: {error.strerror or error}"
         return
-    try:
+    with closing_descriptor(descriptor):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -65,8 +66,6 @@ def _locked(path: Path, busy: str) -> Iterator[str]:
             raise PassBusyError(busy.replace("{pid}", holder)) from error
         _write_pid(descriptor)
         yield ""
-    finally:
-        os.close(descriptor)
 
 
 def _write_pid(descriptor: int) -> None:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, ObservationError
+from nodeagent.files import closing_descriptor
 from nodeagent.host.filesystems import mount_id
 from nodeagent.model import ContainerLogLink, LogOpeners, LogTree, PodLogDirectory
 from nodeagent.model.node import LogSpace
@@ -158,12 +159,11 @@ def open_log_root(root: Path) -> Iterator[int | None]:
         return
     except OSError as error:
         raise ObservationError(f"cannot read {root}: {error.strerror or error}") from error
-    try:
-        yield descriptor
-    except OSError as error:
-        raise ObservationError(f"cannot read {root}: {error.strerror or error}") from error
-    finally:
-        os.close(descriptor)
+    with closing_descriptor(descriptor):
+        try:
+            yield descriptor
+        except OSError as error:
+            raise ObservationError(f"cannot read {root}: {error.strerror or error}") from error
 
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -356,13 +356,11 @@ def _read_below(reading: _Reading, top: int, name: str, where: Path) -> bool:
         descriptor = open_below(top, name, place, where)
     except FileNotFoundError:
         return False
-    try:
+    with closing_descriptor(descriptor):
         status = os.fstat(descriptor)
         reading.add(b".", status)
         reading.count(status, (), "")
         _read(reading, descriptor, place, where, ())
-    finally:
-        os.close(descriptor)
     return True
 
 
@@ -375,11 +373,8 @@ def _read(reading: _Reading, directory: int, place: Place, where: Path, parents:
             reading.add(os.fsencode(str(where / name)), status)
             reading.count(status, parents, name)
             if stat.S_ISDIR(status.st_mode):
-                descriptor = open_below(directory, name, place, where)
-                try:
+                with closing_descriptor(open_below(directory, name, place, where)) as descriptor:
                     _read(reading, descriptor, place, where / name, (*parents, name))
-                finally:
-                    os.close(descriptor)
             elif stat.S_ISREG(status.st_mode) and reading.openers is not LogOpeners.WRITERS:
                 openers, cause = find_openers(directory, name)
                 reading.opened(openers, f"{where / name}: {cause}" if cause else str(where / name))
@@ -408,12 +403,9 @@ def remove_pod_log_directory(root: Path, name: str, expected_uid: str, changed_a
         raise RemovalRefusedError(f"{root / name} is not a log directory of pod {expected_uid or '(none)'}")
     with _opened(root) as top:
         place = place_of(top)
-        descriptor = open_below(top, name, place, root / name)
-        try:
+        with closing_descriptor(open_below(top, name, place, root / name)) as descriptor:
             _check_tree(descriptor, place, root / name, 0)
             freed = _empty(descriptor, _Limits(place, changed_at), root / name, 0)
-        finally:
-            os.close(descriptor)
         return freed.plus(_remove_directory(top, name, root / name))
 
 
@@ -500,14 +492,13 @@ def _opened(root: Path) -> Iterator[int]:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise RemovalRefusedError(f"cannot open {root}: {error.strerror or error}") from error
-    try:
-        yield descriptor
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise RemovalRefusedError(f"cannot remove below {root}: {error.strerror or error}") from error
-    finally:
-        os.close(descriptor)
+    with closing_descriptor(descriptor):
+        try:
+            yield descriptor
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise RemovalRefusedError(f"cannot remove below {root}: {error.strerror or error}") from error
 
 
 def _check_tree(directory: int, place: Place, where: Path, depth: int) -> None:
@@ -521,10 +512,8 @@ def _check_tree(directory: int, place: Place, where: Path, depth: int) -> None:
             descriptor = open_below(directory, name, place, where)
         except FileNotFoundError:
             continue
-        try:
+        with closing_descriptor(descriptor):
             _check_tree(descriptor, place, where / name, depth + 1)
-        finally:
-            os.close(descriptor)
 
 
 class _Limits(Record):
@@ -549,10 +538,8 @@ def _empty(directory: int, limits: _Limits, where: Path, depth: int) -> LogSpace
             descriptor = open_below(directory, name, limits.place, where)
         except FileNotFoundError:
             continue
-        try:
+        with closing_descriptor(descriptor):
             freed = freed.plus(_empty(descriptor, limits, where / name, depth + 1))
-        finally:
-            os.close(descriptor)
         freed = freed.plus(_remove_directory(directory, name, where / name))
     return freed
 

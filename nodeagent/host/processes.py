@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from nodeagent.files import closing_descriptor
 from nodeagent.host.cgroups import read_processes
 from nodeagent.host.node import boot_id
 from nodeagent.model.stops import ProcessIdentity
@@ -109,14 +110,11 @@ def free_memory_of_killed(pid: int) -> bool:
     Source: process_mrelease(2), Linux 5.15; it fails with EINVAL unless the process is dying.
     """
     try:
-        descriptor = os.pidfd_open(pid)
+        with closing_descriptor(os.pidfd_open(pid)) as descriptor:
+            call = ctypes.CDLL(None).syscall
+            return bool(call(ctypes.c_long(_PROCESS_MRELEASE), ctypes.c_int(descriptor), ctypes.c_uint(0)) == 0)
     except OSError:
         return False
-    try:
-        call = ctypes.CDLL(None).syscall
-        return bool(call(ctypes.c_long(_PROCESS_MRELEASE), ctypes.c_int(descriptor), ctypes.c_uint(0)) == 0)
-    finally:
-        os.close(descriptor)
 
 
 def kill_processes(
@@ -180,14 +178,11 @@ def signal_member(pid: int, number: int, is_member: Callable[[int], bool]) -> st
     """
     call = "pidfd_open"
     try:
-        descriptor = os.pidfd_open(pid)
-        try:
+        with closing_descriptor(os.pidfd_open(pid)) as descriptor:
             if not is_member(pid):
                 return None
             call = "pidfd_send_signal"
             signal.pidfd_send_signal(descriptor, number)
-        finally:
-            os.close(descriptor)
     except ProcessLookupError:
         return None
     except OSError as refused:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.files import open_trusted
 from nodeagent.errors import ConfigError
-from nodeagent.files import FileStamp, file_stamp
+from nodeagent.files import FileStamp, closing_descriptor, file_stamp
 
 if TYPE_CHECKING:
     import ssl
@@ -49,17 +49,14 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     context.num_tickets = 0
-    certificate = _open(files.certificate)
-    try:
-        key = _open(files.key, secret=True)
+    with (
+        closing_descriptor(_open(files.certificate)) as certificate,
+        closing_descriptor(_open(files.key, secret=True)) as key,
+    ):
         try:
             context.load_cert_chain(f"/proc/self/fd/{certificate}", f"/proc/self/fd/{key}", password=_no_password)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{files.certificate} and {files.key}: {_cause(error)}") from None
-        finally:
-            os.close(key)
-    finally:
-        os.close(certificate)
     if files.client_ca:
         text = _read(files.client_ca)
         try:

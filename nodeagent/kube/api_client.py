@@ -18,6 +18,7 @@ import msgspec
 
 from nodeagent import __version__
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
+from nodeagent.files import closing_descriptor
 from nodeagent.http_exchange import PART_BYTES, HttpExchange, HttpProtocolError, TruncatedResponseError
 from nodeagent.model.kubernetes import ApiAccess, Lease, Node
 from nodeagent.record import Record
@@ -220,19 +221,15 @@ def _load_certificate(context: ssl.SSLContext, identity: ApiIdentity) -> None:
     Raises:
         ApiServerUnavailableError: the certificate or the key is invalid or encrypted.
     """
-    descriptor = -1
     try:
-        descriptor = os.memfd_create("nodeagent-client", os.MFD_CLOEXEC)
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(identity.certificate.rstrip() + b"\n" + identity.key)
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=_no_password)
+        with closing_descriptor(os.memfd_create("nodeagent-client", os.MFD_CLOEXEC)) as descriptor:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(identity.certificate.rstrip() + b"\n" + identity.key)
+            context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=_no_password)
     except (OSError, ValueError) as error:
         raise ApiServerUnavailableError(
             f"API server: cannot load the client certificate and its key: {_openssl(error)}"
         ) from error
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 def _no_password() -> str:

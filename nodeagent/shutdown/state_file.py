@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from nodeagent.errors import StoreError
-from nodeagent.files import overwrite_file, replace_file
+from nodeagent.files import closing_descriptor, overwrite_file, replace_file
 from nodeagent.model.stops import BootRecord, NodeStop, StoppedPod
 from nodeagent.record import replace
 from nodeagent.schemas import SchemaId
@@ -119,10 +119,8 @@ class ShutdownFiles:
         if descriptor is None:
             yield True
             return
-        try:
+        with closing_descriptor(descriptor):
             yield _lock(descriptor, time.monotonic() + within_s, take_over)
-        finally:
-            os.close(descriptor)
 
     def _open_lock(self) -> int | None:
         """Return a descriptor of the lock file; ``None`` if it cannot be opened.
