@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.host.systemd import DescriptorStore, LogindUnit, PodSlices
@@ -15,26 +15,6 @@ if TYPE_CHECKING:
 
 NAME: Final = "shutdown"
 """Name of the task in the loop status, in logs and in pauses."""
-
-
-class LogindService(Protocol):
-    """The systemd unit of logind; both methods block."""
-
-    def runs_beside_the_bus(self) -> bool:
-        """Return whether the units of logind and of the D-Bus system bus are both active."""
-
-    def restart(self) -> None:
-        """Restart logind; raises InhibitorError on failure."""
-
-
-class Slices(Protocol):
-    """The slices of pods; both methods block, and raise InhibitorError on failure."""
-
-    def exempt(self) -> None:
-        """Exempt the slices from the stop of all units at the start of a shutdown."""
-
-    def restore(self) -> None:
-        """Undo :meth:`exempt`."""
 
 
 class HostServices(Record):
@@ -53,8 +33,8 @@ class HostServices(Record):
     bus_address: str = ""
     root: Path = Path("/")
     store: DescriptorStore = field(default_factory=DescriptorStore)
-    logind: LogindService = field(default_factory=LogindUnit)
-    slices: Slices = field(default_factory=PodSlices)
+    logind: LogindUnit = field(default_factory=LogindUnit)
+    slices: PodSlices = field(default_factory=PodSlices)
     boot_id: str = ""
     runtime_directory: Path = Path(RUNTIME_DIRECTORY)
 

@@ -38,7 +38,6 @@ from nodeagent.shutdown.plan.planner import Placement, elapsed_since, place, sto
 from nodeagent.shutdown.recorder import (
     NO_TERM,
     ContainerStop,
-    NoProcesses,
     PodRecord,
     Processes,
     RunningPod,
@@ -80,7 +79,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
     stopper: Stopper
     elapsed_ms: Callable[[], int]
     list_pods: Callable[[], Awaitable[Sequence[RunningPod]]]
-    processes: Processes = field(default_factory=NoProcesses)
+    processes: Processes
     on_phase: Callable[[str, int], None] = lambda _name, _pods: None
     on_pod: Callable[[StoppedPod], None] = lambda _: None
     on_change: Callable[[], None] = lambda: None

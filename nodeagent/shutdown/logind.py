@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from dbus_fast import Message, Variant
 
 
-CommandHandler = Callable[["ReportedCommand"], None]
+CommandHandler = Callable[[Command, LogindState], None]
+"""Receives a command for the inhibitor task, with logind's state after the command."""
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -53,18 +54,6 @@ _OWNER_RULE = (
 )
 
 _OPERATIONS = frozenset({"poweroff", "power-off", "reboot", "halt", "kexec", "soft-reboot"})
-
-
-class ReportedCommand(Record):
-    """A command for the inhibitor task, with logind's state after the command."""
-
-    command: Command
-    state: LogindState
-
-    @property
-    def kind(self) -> CommandKind:
-        """The kind of the command."""
-        return self.command.kind
 
 
 class Timings(Record):
@@ -107,7 +96,7 @@ class ShutdownInhibitor:
         """Create an inhibitor; :meth:`run` requests the lock.
 
         Args:
-            on_command: called with each command caused by a bus event.
+            on_command: called with each command caused by a bus event, and the state after it.
             address: D-Bus address; empty for the system bus of this machine.
             who: owner of the lock, as shown by ``systemd-inhibit --list``.
             why: reason of the lock, as shown by ``systemd-inhibit --list``.
@@ -287,7 +276,7 @@ class ShutdownInhibitor:
     def _report(self, event: Event) -> None:
         for command in self.apply(event):
             if command.kind not in (CommandKind.ACQUIRE, CommandKind.RELEASE):
-                self._on_command(ReportedCommand(command, self.state))
+                self._on_command(command, self.state)
 
 
 def _operation(metadata: Mapping[str, Variant]) -> str:

@@ -244,52 +244,6 @@ class Processes(Protocol):
         """Return the CPU time of a container in microseconds; ``None`` if unknown."""
 
 
-class NoProcesses:
-    """Substitute without access to processes, for shutdowns through the runtime alone."""
-
-    def __init__(self) -> None:
-        self.on_change: Callable[[], None] = lambda: None
-
-    async def locate(self, _container_ids: Collection[str], /) -> bool:
-        """Return false: the search was not complete."""
-        return False
-
-    def watch(self, _container_ids: Collection[str], /) -> None:
-        """Do nothing."""
-
-    def is_located(self, _container_id: str, /) -> bool:
-        """Return false: the processes are unknown."""
-        return False
-
-    def is_populated(self, _container_id: str, /) -> bool | None:
-        """Return ``None``: the processes are unknown."""
-        return None
-
-    def terminate(self, _container_id: str, /) -> bool:
-        """Return false, without a signal."""
-        return False
-
-    def kill(self, _container_id: str, /) -> bool:
-        """Return false, without a signal."""
-        return False
-
-    def has_stopped_shim(self, _container_id: str, /) -> bool:
-        """Return false: the shim is unknown."""
-        return False
-
-    def has_pending_term(self, _container_id: str, /) -> bool:
-        """Return false: pending signals are unknown."""
-        return False
-
-    def is_delayed(self, _container_id: str, /) -> bool:
-        """Return false: the process state is unknown."""
-        return False
-
-    def cpu_us(self, _container_id: str, /) -> int | None:
-        """Return ``None``: the CPU time is unknown."""
-        return None
-
-
 class RunningPod(Record):
     """A pod with running containers or a ready sandbox.
 

@@ -20,7 +20,7 @@ from nodeagent.model.stops import NodeStop, StopEnd, StopKind
 from nodeagent.record import replace
 from nodeagent.shutdown.environment import NAME, HostServices, Intervals, read_enablement
 from nodeagent.shutdown.executor import ShutdownInProgress
-from nodeagent.shutdown.logind import ReportedCommand, ShutdownInhibitor
+from nodeagent.shutdown.logind import ShutdownInhibitor
 from nodeagent.shutdown.plan.budget import DelayLimit, ShutdownBudget, shutdown_budget
 from nodeagent.shutdown.plan.inhibitor import (
     Command,
@@ -28,6 +28,7 @@ from nodeagent.shutdown.plan.inhibitor import (
     Disabled,
     Event,
     LockOverdue,
+    LogindState,
     LogindUnitChecked,
     PodsStopped,
     ShutdownChecked,
@@ -189,11 +190,11 @@ class InhibitorSession:
             self._carry_out(each)
         return commands
 
-    def _on_command(self, reported: ReportedCommand) -> None:
+    def _on_command(self, command: Command, state: LogindState) -> None:
         """Carry out a command of the state machine. Runs in the D-Bus message handler, and only starts tasks."""
-        self._context.lock_held = reported.state.held
+        self._context.lock_held = state.held
         self._wake.set()
-        self._carry_out(reported.command)
+        self._carry_out(command)
 
     def _carry_out(self, command: Command) -> None:
         """Carry out a command, except a command for the caller that reported the event."""

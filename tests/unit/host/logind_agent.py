@@ -11,13 +11,11 @@ from dbus_fast import BusType
 from dbus_fast.aio import MessageBus
 
 from nodeagent.shutdown.logind import ShutdownInhibitor, Timings
-from nodeagent.shutdown.plan.inhibitor import CommandKind, Disabled, LogindState, PodsStopped
+from nodeagent.shutdown.plan.inhibitor import Command, CommandKind, Disabled, LogindState, PodsStopped
 from tests.support.login1 import WITHIN_S, PrivateBus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from nodeagent.shutdown.logind import ReportedCommand
 
 HELD, LOST = CommandKind.REPORT_HELD, CommandKind.REPORT_LOST
 STARTED, CANCELLED = CommandKind.START_SHUTDOWN, CommandKind.CANCEL_SHUTDOWN
@@ -29,7 +27,7 @@ class Agent:
     """A running shutdown inhibitor with its reported commands."""
 
     def __init__(self, address: str, **more: Any) -> None:
-        self._events: asyncio.Queue[ReportedCommand] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[Command, LogindState]] = asyncio.Queue()
         self.reported: list[CommandKind] = []
         self.waits: list[float] = []
         self._waited = asyncio.Event()
@@ -45,9 +43,8 @@ class Agent:
         state = self.state
         async with asyncio.timeout(WITHIN_S):
             for kind in kinds:
-                event = await self._events.get()
-                assert event.kind is kind, (event, self.reported)
-                state = event.state
+                command, state = await self._events.get()
+                assert command.kind is kind, (command, self.reported)
         return state
 
     async def attempts(self, more: int) -> None:
@@ -68,9 +65,9 @@ class Agent:
         with suppress(asyncio.CancelledError):
             await self._task
 
-    def _note(self, event: ReportedCommand) -> None:
-        self.reported.append(event.kind)
-        self._events.put_nowait(event)
+    def _note(self, command: Command, state: LogindState) -> None:
+        self.reported.append(command.kind)
+        self._events.put_nowait((command, state))
 
     async def _sleep(self, seconds: float) -> None:
         self.waits.append(seconds)

@@ -13,6 +13,7 @@ from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.errors import InhibitorError
 from nodeagent.host.dbus import Bus, acquire_lock
+from nodeagent.host.systemd import LogindUnit, PodSlices
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.pods.role import RoleWatch
 from nodeagent.settings.models import Config
@@ -41,7 +42,7 @@ IMAGE = "registry.test/app:v1"
 BANDS: list[dict[str, float]] = [{"min_priority": 0, "seconds": 1.0}, {"min_priority": 1000, "seconds": 0.5}]
 
 
-class LogindUnit:
+class FakeLogindUnit(LogindUnit):
     """A fake systemd unit of logind that counts restarts."""
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class LogindUnit:
             raise InhibitorError("not restarted")
 
 
-class PodSlices:
+class FakePodSlices(PodSlices):
     """Fake slices of pods.
 
     Attributes:
@@ -67,6 +68,7 @@ class PodSlices:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.changes: list[bool] = []
         self.refuse = False
 
@@ -75,12 +77,12 @@ class PodSlices:
         return self.changes[-1:] == [True]
 
     def exempt(self) -> None:
-        self._change(exempt=True)
+        self._note(exempt=True)
 
     def restore(self) -> None:
-        self._change(exempt=False)
+        self._note(exempt=False)
 
-    def _change(self, *, exempt: bool) -> None:
+    def _note(self, *, exempt: bool) -> None:
         if self.refuse:
             raise InhibitorError("cannot write the drop-in")
         self.changes.append(exempt)
@@ -98,8 +100,8 @@ class Place:
         self.files = ShutdownFiles(directory / "state", directory / "run")
         self.history = History(directory / "state")
         self.store = CopyingStore()
-        self.logind = LogindUnit()
-        self.slices = PodSlices()
+        self.logind = FakeLogindUnit()
+        self.slices = FakePodSlices()
         self.boot_id = BOOT
 
     def settings(self, **shutdown: Any) -> Settings:

@@ -12,7 +12,7 @@ from nodeagent.model import Container, ContainerState, ShutdownPod
 from nodeagent.record import replace
 from nodeagent.shutdown.executor import ShutdownRun
 from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget, two_bands
-from nodeagent.shutdown.recorder import NoProcesses, RunningPod
+from nodeagent.shutdown.recorder import RunningPod
 from tests.support.virtual_time import now_ms, play
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from nodeagent.model.stops import StoppedPod
     from nodeagent.shutdown.plan.budget import ShutdownBudget
-    from nodeagent.shutdown.recorder import Processes
 
 TEN_AND_FIVE = two_bands(15, 5)
 
@@ -116,8 +115,8 @@ class Node:
         return [at for at, each, name in self.signals if (each, name) == (container_id, signal)]
 
     async def locate(self, _container_ids: Collection[str]) -> bool:
-        """Return ``complete_search``; the located containers do not change."""
-        return self.complete_search
+        """Return ``complete_search``, false without any located container; the located containers do not change."""
+        return self.complete_search and self.located != ()
 
     def watch(self, container_ids: Collection[str]) -> None:
         """Do nothing, since the end of every container is reported."""
@@ -252,15 +251,12 @@ def run_down(
         phases: list[tuple[int, str]] = []
         reported: list[StoppedPod] = []
         records: list[tuple[int, dict[str, StoppedPod]]] = []
-        processes: Processes = node
-        if node.located == ():
-            processes = NoProcesses()
         run = ShutdownRun(
             budget or shutdown_budget(TEN_AND_FIVE, DelayLimit(30_000_000)),
             node,
             lambda: now_ms() + elapsed_ms,
             node.list_pods,
-            processes=processes,
+            processes=node,
             on_phase=lambda name, _: phases.append((now_ms(), name)),
             on_pod=reported.append,
             on_change=lambda: records.append((now_ms(), {each.name: each for each in run.pods})),

@@ -192,7 +192,7 @@ def test_outcome_follows_from_the_exit_code(code: int, outcome: PodOutcome, deta
 def test_cancelled_run_does_not_stop_pods_of_later_phases() -> None:
     async def work() -> tuple[Node, dict[str, StoppedPod]]:
         node = Node([pod("web"), pod("dns", CRITICAL)], takes_s={"web-c": 5.0})
-        run = ShutdownRun(shutdown_budget(TEN_AND_FIVE, DelayLimit(None)), node, now_ms, node.list_pods)
+        run = ShutdownRun(shutdown_budget(TEN_AND_FIVE, DelayLimit(None)), node, now_ms, node.list_pods, node)
         task = asyncio.ensure_future(run.carry_out(node.up))
         await asyncio.sleep(1.0)
         task.cancel()
