@@ -15,8 +15,7 @@ from nodeagent.cluster.plan.registration import (
     RegistrationPolicy,
     Reservation,
 )
-from nodeagent.config import value_forms as forms
-from nodeagent.config.validation import Check, Count, Duration, OptionalPath, Section, Switch, about, form
+from nodeagent.config.validation import Check, Count, Duration, OptionalPath, ProviderId, Section, Switch, about, form
 from nodeagent.errors import ConfigError
 from nodeagent.model import Role
 from nodeagent.model.kubernetes import ApiAccess
@@ -264,8 +263,7 @@ class KubernetesSection(Section):
         about("Labels of a new Node object; in an adopted object missing labels are added."),
     ] = ""
     provider_id: Annotated[
-        str,
-        Check(forms.provider_id),
+        ProviderId,
         form("PROVIDER://ID, or empty"),
         about("Id of the machine at its provider (spec.providerID); an existing id is kept."),
     ] = ""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from nodeagent.config import value_forms as forms
-from nodeagent.config.validation import Check, Count, Duration, Percent, Period, Section, Switch, about, form
+from nodeagent.config.validation import Count, Duration, Percent, Period, PsiWindow, Section, Switch, about, form
 from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.eviction.plan.thresholds import DEFAULT_HARD, MEANINGS, Threshold, Unit
@@ -220,9 +219,7 @@ class EvictionSection(Section):
     io_stall: Annotated[
         Duration, about("I/O stall time (PSI) within stall_window that wakes the eviction loop. 0 disables.")
     ] = "0s"
-    stall_window: Annotated[
-        Duration, Check(forms.stall_window), about("PSI window of memory_stall and io_stall, 500ms to 10s.")
-    ] = "1s"
+    stall_window: Annotated[PsiWindow, about("PSI window of memory_stall and io_stall, 500ms to 10s.")] = "1s"
     verify_timeout: Annotated[
         Period, about("Timeout for the end of an evicted pod's processes after the runtime reports the pod as stopped.")
     ] = "10s"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from nodeagent.config import value_forms as forms
 from nodeagent.config.validation import (
     Check,
     Count,
@@ -17,14 +16,17 @@ from nodeagent.config.validation import (
     Size,
     Switch,
     about,
+    below_high_threshold,
+    beyond_minimum_age,
     form,
+    registry,
 )
 from nodeagent.gc.plan.image_protection import RULE_FORM, Irreplaceable, ProtectionPolicy, parse_rule
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from nodeagent.units import parse_bytes, parse_duration_s
 
 Rule = Annotated[str, Check(parse_rule)]
-Registry = Annotated[str, Check(forms.registry)]
+Registry = Annotated[str, Check(registry)]
 
 
 class ImageGCSection(Section):
@@ -37,13 +39,13 @@ class ImageGCSection(Section):
     ] = 85
     low_threshold_percent: Annotated[
         Percent,
-        Check(forms.below_high_threshold, ("high_threshold_percent",)),
+        Check(below_high_threshold, ("high_threshold_percent",)),
         about("Image filesystem usage at which removal stops. Must be below the high threshold."),
     ] = 80
     minimum_age: Annotated[Duration, about("Minimum age, since first detection or pull, of removed images.")] = "2m"
     maximum_unused_age: Annotated[
         Duration,
-        Check(forms.beyond_minimum_age, ("minimum_age",)),
+        Check(beyond_minimum_age, ("minimum_age",)),
         about(
             "Maximum time without use of an image. An image unused for longer is removed regardless of disk usage. "
             "No image is removed by age before image use was observed without a gap for this time. 0 disables."

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from nodeagent.cluster.settings import KubernetesSection
 from nodeagent.config import validation
-from nodeagent.config import value_forms as forms
 from nodeagent.eviction.settings import EvictionSection
 from nodeagent.gc.settings import ContainerGCSection, ImageGCSection, ProtectSection, gc_policy
 from nodeagent.model import Role
@@ -23,7 +22,7 @@ class RuntimeSection(validation.Section):
 
     endpoint: Annotated[
         str,
-        validation.Check(forms.endpoint),
+        validation.Check(validation.endpoint),
         validation.form("unix:///PATH"),
         validation.about(
             "Socket of the container runtime. Empty: the first socket with a listener, of k3s, rke2, k0s, microk8s, "
