@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.model.stops import NodeStop, ProcessIdentity
+from nodeagent.model.stops import NodeStop, PodOutcome, ProcessIdentity, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
-from nodeagent.store import shutdown_history as node_stops
 from nodeagent.store import sqlite, write_ahead
+from nodeagent.store.clock_record import PLAUSIBLE_FROM
 from nodeagent.store.pass_tables import (
     EVICTION_TABLES,
     PASS_INDEXES,
@@ -49,8 +49,27 @@ FILE_NAME: Final = "history.db"
 _MAX_WAITING: Final = 200
 _MAX_WAITING_ACTIONS: Final = 20_000
 _MAX_NOTICES: Final = 20
-MIGRATIONS: Final = (PASS_TABLES, EVICTION_TABLES, node_stops.TABLES)
-ADDITIONS: Final = (*PASS_INDEXES, write_ahead.WRITER_TABLE, SETTLE_TABLE, node_stops.OPERATION_TABLE)
+_STOP_TABLES: Final = (
+    (
+        "CREATE TABLE node_stops (id TEXT PRIMARY KEY NOT NULL, boot_id TEXT NOT NULL, kind TEXT NOT NULL,"
+        " started_us INTEGER NOT NULL, started_s REAL NOT NULL, granted_ms INTEGER NOT NULL, end TEXT NOT NULL,"
+        " ended_us INTEGER, dry_run INTEGER NOT NULL) WITHOUT ROWID"
+    ),
+    "CREATE INDEX node_stops_by_time ON node_stops (started_us)",
+    (
+        "CREATE TABLE stopped_pods (stop_id TEXT NOT NULL REFERENCES node_stops (id) ON DELETE CASCADE,"
+        " position INTEGER NOT NULL, uid TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,"
+        " phase TEXT NOT NULL, why TEXT NOT NULL, outcome TEXT, asked_ms INTEGER NOT NULL, took_ms INTEGER,"
+        " detail TEXT NOT NULL, PRIMARY KEY (stop_id, position)) WITHOUT ROWID"
+    ),
+)
+
+_OPERATION_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS node_stop_operations (stop_id TEXT PRIMARY KEY NOT NULL REFERENCES node_stops (id)"
+    " ON DELETE CASCADE, operation TEXT NOT NULL) WITHOUT ROWID"
+)
+MIGRATIONS: Final = (PASS_TABLES, EVICTION_TABLES, _STOP_TABLES)
+ADDITIONS: Final = (*PASS_INDEXES, write_ahead.WRITER_TABLE, SETTLE_TABLE, _OPERATION_TABLE)
 _UNREADABLE: Final = (*sqlite.BROKEN, ValueError, OverflowError, TypeError)
 _NO_PROCESS: Final = ProcessIdentity(0, "", 0)
 
@@ -148,7 +167,7 @@ class History:
                 running = self._unfinished.keys()
                 prune_passes(connection, retention, past.started_at, clock_trusted=clock_trusted, running=running)
                 if clock_trusted:
-                    node_stops.prune_stops(connection, past.started_at - retention.maximum_age, 0)
+                    _prune_stops(connection, past.started_at - retention.maximum_age, 0)
                 connection.execute("PRAGMA incremental_vacuum").fetchall()
 
             self._write(prune)
@@ -192,9 +211,9 @@ class History:
 
             def write(connection: sqlite3.Connection) -> None:
                 with self._dropping(connection, f"node stop {stop.id}"):
-                    node_stops.insert_stop(connection, stop)
+                    _insert_stop(connection, stop)
                 before = now - retention.maximum_age if clock_trusted else None
-                node_stops.prune_stops(connection, before, retention.maximum_records)
+                _prune_stops(connection, before, retention.maximum_records)
 
             self._write(write)
             if not self._unfinished:
@@ -250,7 +269,7 @@ class History:
             StoreError: the file exists but cannot be read.
         """
         with self._reading() as connection:
-            return () if connection is None else tuple(node_stops.read_stops(connection, since, limit))
+            return () if connection is None else tuple(_read_stops(connection, since, limit))
 
     def check(self) -> None:
         """Check the integrity of the whole history file.
@@ -348,3 +367,106 @@ class History:
             self.drop(record, repr(error))
             forget()
         connection.execute("RELEASE record")
+
+
+def _insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
+    """Write a node stop with its pods, replacing its earlier record."""
+    connection.execute("DELETE FROM stopped_pods WHERE stop_id = ?", (stop.id,))
+    connection.execute(
+        "INSERT OR REPLACE INTO node_stops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        sqlite.storable(
+            stop.id,
+            stop.boot_id,
+            stop.kind.value,
+            sqlite.micros(stop.started_at),
+            stop.started_s,
+            stop.granted_ms,
+            stop.end.value,
+            None if stop.ended_at is None else sqlite.micros(stop.ended_at),
+            stop.dry_run,
+        ),
+    )
+    connection.execute(
+        "INSERT OR REPLACE INTO node_stop_operations VALUES (?, ?)", sqlite.storable(stop.id, stop.operation)
+    )
+    connection.executemany(
+        "INSERT INTO stopped_pods VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            sqlite.storable(
+                stop.id,
+                position,
+                pod.uid,
+                pod.namespace,
+                pod.name,
+                pod.phase,
+                pod.why,
+                pod.outcome.value if pod.outcome else None,
+                pod.requested_at_ms,
+                pod.took_ms,
+                pod.detail,
+            )
+            for position, pod in enumerate(stop.pods)
+        ],
+    )
+
+
+def _prune_stops(connection: sqlite3.Connection, before: datetime | None, maximum: int) -> None:
+    """Delete the node stops that started before ``before`` and the oldest above a number; ``None`` and 0 for no limit.
+
+    A stop that started before 2026 was recorded with a wrong wall clock, so that its age is unknown.
+    """
+    if before is not None:
+        connection.execute(
+            "DELETE FROM node_stops WHERE started_us >= ? AND started_us < ?",
+            (sqlite.micros(PLAUSIBLE_FROM), sqlite.micros(before)),
+        )
+    if maximum:
+        connection.execute(
+            "DELETE FROM node_stops WHERE id IN (SELECT id FROM node_stops ORDER BY started_us DESC LIMIT -1 OFFSET ?)",
+            (maximum,),
+        )
+
+
+def _read_stops(connection: sqlite3.Connection, since: datetime | None, limit: int) -> Iterator[NodeStop]:
+    """Yield the node stops with their pods, newest first; none if the database lacks the table."""
+    if not sqlite.has_table(connection, "node_stops"):
+        return
+    operations: dict[str, str] = {}
+    if sqlite.has_table(connection, "node_stop_operations"):  # absent in files of the first versions
+        operations = dict(connection.execute("SELECT stop_id, operation FROM node_stop_operations"))
+    rows = connection.execute(
+        "SELECT id, boot_id, kind, started_us, started_s, granted_ms, end, ended_us, dry_run FROM node_stops"
+        " WHERE started_us >= ? ORDER BY started_us DESC, id DESC LIMIT ?",
+        (sqlite.micros(since) if since else 0, limit),
+    ).fetchall()
+    for identity, boot_id, kind, started_us, started_s, granted_ms, end, ended_us, dry_run in rows:
+        pods = connection.execute(
+            "SELECT uid, namespace, name, phase, why, outcome, asked_ms, took_ms, detail FROM stopped_pods"
+            " WHERE stop_id = ? ORDER BY position",
+            (identity,),
+        )
+        yield NodeStop(
+            boot_id=boot_id,
+            kind=StopKind(kind),
+            started_at=sqlite.moment(started_us),
+            started_s=started_s,
+            granted_ms=granted_ms,
+            end=StopEnd(end),
+            ended_at=None if ended_us is None else sqlite.moment(ended_us),
+            dry_run=bool(dry_run),
+            pods=tuple(
+                StoppedPod(
+                    uid=sqlite.stored_text(uid),
+                    namespace=sqlite.stored_text(namespace),
+                    name=sqlite.stored_text(name),
+                    phase=sqlite.stored_text(phase),
+                    why=sqlite.stored_text(why),
+                    outcome=PodOutcome(outcome) if outcome else None,
+                    requested_at_ms=asked_ms,
+                    took_ms=took_ms,
+                    detail=sqlite.stored_text(detail),
+                )
+                for uid, namespace, name, phase, why, outcome, asked_ms, took_ms, detail in pods
+            ),
+            operation=sqlite.stored_text(operations.get(identity, "")),
+        )
