@@ -18,8 +18,7 @@ from nodeagent.cluster.task import kubernetes_tasks
 from nodeagent.daemon.context import DaemonContext, DaemonTask
 from nodeagent.daemon.control.server import ControlServer, refuse_second_agent
 from nodeagent.daemon.health import status_line
-from nodeagent.daemon.http.metrics_task import MetricsTask
-from nodeagent.daemon.http.textfile_task import TextfileTask
+from nodeagent.daemon.http.metrics_task import MetricsTask, TextfileTask
 from nodeagent.daemon.reload_preview import log_reload_effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, announce_grace
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError

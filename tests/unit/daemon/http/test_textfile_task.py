@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.metrics import Exposition
-from nodeagent.daemon.http.textfile_task import NAME, TextfileTask
+from nodeagent.daemon.http.metrics_task import TEXTFILE_TASK, TextfileTask
 from nodeagent.loops.passes import Activity, LoopStatuses, PassLock
 from nodeagent.record import replace
 from nodeagent.settings.endpoints import MetricsSettings, parse_textfile
@@ -127,7 +127,7 @@ async def test_directory_writable_by_others_is_refused_and_reported_once(tmp_pat
         assert names(directory) == []
     (event,) = [each for each in made.logged if each["event"] == "metrics_file_unavailable"]
     assert f"writable by all users; run: chmod o-w {directory}" in event["error"]
-    assert (status.name, status.failures, status.result) == (NAME, status.runs, "failed")
+    assert (status.name, status.failures, status.result) == (TEXTFILE_TASK, status.runs, "failed")
 
 
 async def test_file_of_another_user_in_a_refused_directory_is_kept(tmp_path: Path) -> None:
