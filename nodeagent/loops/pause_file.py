@@ -64,21 +64,13 @@ class StoredPause(Record):
         return min(LONGEST_PAUSE_S, self.seconds or LONGEST_PAUSE_S) - at.boottime_s if left_s is None else left_s
 
 
-class PauseFile:
+class PauseFile(JsonFile[StoredPause]):
     """File with the pause of this node. Its methods block."""
 
     def __init__(self, directory: Path) -> None:
         """Store the pause in ``directory``, which is created with the first pause."""
         hint = "'nodeagent resume' ends the pause"
-        self._file = JsonFile(directory / FILE_NAME, SchemaId.PAUSE_FILE, StoredPause, name="pause", hint=hint)
-
-    def read(self) -> StoredPause | None:
-        """Return the stored pause, even if it has expired; ``None`` if no pause is stored.
-
-        Raises:
-            StoreError: the file cannot be read or is not a valid pause file.
-        """
-        return self._file.read()
+        super().__init__(directory / FILE_NAME, SchemaId.PAUSE_FILE, StoredPause, name="pause", hint=hint)
 
     def in_force(self, at: ClockReading) -> str:
         """Return the pause in force as text for display, empty without a pause; an unreadable pause is in force."""
@@ -88,14 +80,6 @@ class PauseFile:
             return f"paused: {error}"
         return f"paused: {stored.text}" if stored is not None and stored.left_s(at) > 0 else ""
 
-    def write(self, pause: StoredPause) -> None:
-        """Store a pause, replacing the stored pause.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
-        self._file.write(pause)
-
     def clear(self) -> None:
         """Remove the stored pause.
 
@@ -103,6 +87,6 @@ class PauseFile:
             StoreError: the file cannot be removed.
         """
         try:
-            self._file.path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
         except OSError as error:
-            raise StoreError(f"cannot remove pause {self._file.path}: {error.strerror or error}") from error
+            raise StoreError(f"cannot remove pause {self.path}: {error.strerror or error}") from error

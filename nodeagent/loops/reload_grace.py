@@ -26,33 +26,15 @@ if TYPE_CHECKING:
 FILE_NAME: Final = "mode.json"
 
 
-class _Mode(Record):
+class Mode(Record):
+    """Mode of the last run of the daemon."""
+
     dry_run: bool
 
 
-class ModeFile:
-    """File with the last mode of the daemon. Its methods block."""
-
-    def __init__(self, directory: Path) -> None:
-        """Store the mode in ``directory``, which is created with the first write."""
-        self._file = JsonFile(directory / FILE_NAME, SchemaId.MODE_FILE, _Mode, name="mode")
-
-    def read(self) -> bool | None:
-        """Return whether the last run of the daemon was a dry run; ``None`` if no mode is stored.
-
-        Raises:
-            StoreError: the file cannot be read or is not a valid mode file.
-        """
-        found = self._file.read()
-        return None if found is None else found.dry_run
-
-    def write(self, *, dry_run: bool) -> None:
-        """Store the mode of the daemon, replacing the stored mode.
-
-        Raises:
-            StoreError: the file cannot be written.
-        """
-        self._file.write(_Mode(dry_run))
+def mode_file(directory: Path) -> JsonFile[Mode]:
+    """Return the file with the last mode of the daemon in ``directory``, which is created with the first write."""
+    return JsonFile(directory / FILE_NAME, SchemaId.MODE_FILE, Mode, name="mode")
 
 
 BY_RELOAD = "dry_run was true before the reload"
@@ -143,10 +125,10 @@ def restore_grace(grace: ReloadGrace, settings: Settings) -> None:
     A mode that cannot be read counts as dry run. A missing stored mode, such as at the first start, is no switch.
     """
     try:
-        was_dry, reason = ModeFile(settings.state_directory).read(), BY_RESTART
+        before, reason = mode_file(settings.state_directory).read(), BY_RESTART
     except StoreError as error:
-        was_dry, reason = True, str(error)
-    if was_dry and not settings.dry_run:
+        before, reason = Mode(dry_run=True), str(error)
+    if before is not None and before.dry_run and not settings.dry_run:
         grace.begin(settings.reload_grace_s, reason)
 
 
@@ -162,7 +144,7 @@ class StoredMode:
         if self._written == (state_directory, dry_run):
             return
         try:
-            await asyncio.to_thread(ModeFile(state_directory).write, dry_run=dry_run)
+            await asyncio.to_thread(mode_file(state_directory).write, Mode(dry_run))
         except StoreError as error:
             self._logger.warning("mode_write_failed", error=str(error))
             return

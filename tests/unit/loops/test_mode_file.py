@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import StoreError
-from nodeagent.loops.reload_grace import ModeFile
+from nodeagent.loops.reload_grace import Mode, mode_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_stored_mode_is_read_unchanged(tmp_path: Path) -> None:
-    file = ModeFile(tmp_path / "state")
+    file = mode_file(tmp_path / "state")
     assert file.read() is None
     for dry_run in (True, False):
-        file.write(dry_run=dry_run)
-        assert file.read() is dry_run
+        file.write(Mode(dry_run))
+        assert file.read() == Mode(dry_run)
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ def test_stored_mode_is_read_unchanged(tmp_path: Path) -> None:
 def test_malformed_mode_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "mode.json").write_text(text)
     with pytest.raises(StoreError):
-        ModeFile(tmp_path).read()
+        mode_file(tmp_path).read()

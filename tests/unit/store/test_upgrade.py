@@ -21,7 +21,7 @@ from nodeagent.gc.documents.history import History as HistoryDocument
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.saved_plan import parse_plan
 from nodeagent.loops.pause_file import PauseFile
-from nodeagent.loops.reload_grace import ModeFile
+from nodeagent.loops.reload_grace import mode_file
 from nodeagent.model import ImageUsage
 from nodeagent.model.stops import LastActivity, StopEnd
 from nodeagent.record import replace
@@ -158,7 +158,7 @@ def test_use_written_by_0_1_after_a_jump_back_is_as_recent_as_recorded(tmp_path:
 
 
 def test_files_unknown_to_0_1_are_read_as_absent(state: Path) -> None:
-    assert ModeFile(state).read() is None
+    assert mode_file(state).read() is None
     assert EvictionFile(state).read("boot") == ((), ())
 
 
