@@ -16,7 +16,7 @@ from nodeagent.api.common import Document, Part
 from nodeagent.daemon.control_documents import Finding
 from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, PauseStatus, RuntimeStatus, Status
 from nodeagent.model.decision import Accounting, Verdict
-from nodeagent.record import Time
+from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -131,21 +131,17 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
         plans = () if preview is None else preview.plans
         warnings = [*status.warnings, *(() if preview is None else preview.warnings)]
         warnings += [each for plan in plans for each in plan.warnings]
-        return cls(
-            observed_at=status.observed_at,
+        exceeded = [threshold.text for signal in status.signals for threshold in signal.thresholds if threshold.met]
+        fields = equal_fields(
+            cls,
+            status,
             node=node,
-            agent=status.agent,
-            runtime=status.runtime,
-            paused=status.paused,
             planned=None if unplanned else PlannedPass.of(preview),
             unplanned_because=unplanned,
-            filesystems=status.filesystems,
-            conditions=status.conditions,
-            exceeded=tuple(
-                threshold.text for signal in status.signals for threshold in signal.thresholds if threshold.met
-            ),
+            exceeded=tuple(exceeded),
             warnings=tuple(dict.fromkeys(warnings)),
         )
+        return cls(**fields)
 
     @property
     def image_filesystem_percent(self) -> int | None:

@@ -31,6 +31,7 @@ from nodeagent.host.node import node_name
 from nodeagent.loops import passes as loop_status
 from nodeagent.model import ImageFilesystem, Role, RoleDecision
 from nodeagent.model import pressure as model
+from nodeagent.record import equal_fields
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -361,19 +362,10 @@ def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> documents.Loo
         pause is not None and line.removes and activity is loop_status.Activity.WAITING
     ):  # as its run at next_run_s would find
         activity, why, next_s = loop_status.Activity.PAUSED, pause.reason, None
-    return documents.LoopStatus(
-        name=line.name,
-        activity=activity.value,
-        why=why,
-        started_at=line.started_at,
-        ended_at=line.ended_at,
-        result=line.result,
-        detail=line.detail,
-        runs=line.runs,
-        failures=line.failures,
-        due_in_s=None if next_s is None else max(0, round(next_s - now_s)),
-        stuck=line.report_until_s is not None and line.report_until_s < now_s,
-    )
+    due_in_s = None if next_s is None else max(0, round(next_s - now_s))
+    stuck = line.report_until_s is not None and line.report_until_s < now_s
+    fields = equal_fields(documents.LoopStatus, line, activity=activity.value, why=why, due_in_s=due_in_s, stuck=stuck)
+    return documents.LoopStatus(**fields)
 
 
 def _dry_run_reason(line: loop_status.LoopStatus, context: DaemonContext) -> str:

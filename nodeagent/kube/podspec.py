@@ -8,7 +8,7 @@ neither treated as deleted nor evicted.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
@@ -116,9 +116,7 @@ def parse_resource_quantity(value: object, where: str) -> Decimal:
 def _containers(spec: _Object, where: str) -> tuple[ContainerSpec, ...]:
     found = []
     for key, init in (("initContainers", True), ("containers", False)):
-        for number, container in enumerate(_list(spec, key, where)):
-            place = f"{where}: spec.{key}[{number}]"
-            fields = _mapping(container, place)
+        for place, fields in _entries(spec, key, where):
             resources = _optional(fields, "resources", place)
             requests, limits = _resources(resources, f"{place}.resources")
             found.append(
@@ -142,12 +140,10 @@ def _images(spec: _Object, where: str) -> tuple[str, ...]:
     """Return every image reference of a pod. Source: Kubernetes ``PodSpec``; image volumes since 1.31."""
     found: dict[str, None] = {}
     for key in ("initContainers", "containers", "ephemeralContainers"):
-        for number, container in enumerate(_list(spec, key, where)):
-            place = f"{where}: spec.{key}[{number}]"
-            found[_text(_mapping(container, place), "image", place).strip()] = None
-    for number, volume in enumerate(_list(spec, "volumes", where)):
-        place = f"{where}: spec.volumes[{number}]"
-        source = _optional(_mapping(volume, place), "image", place)
+        for place, fields in _entries(spec, key, where):
+            found[_text(fields, "image", place).strip()] = None
+    for place, fields in _entries(spec, "volumes", where):
+        source = _optional(fields, "image", place)
         found[_text(source, "reference", f"{place}.image").strip()] = None
     return tuple(each for each in found if each)
 
@@ -227,9 +223,7 @@ def _qos(spec: _Object, status: _Object, where: str) -> QosClass | None:
 
 def _empty_dirs(spec: _Object, where: str) -> tuple[EmptyDirSpec, ...]:
     found = []
-    for number, volume in enumerate(_list(spec, "volumes", where)):
-        place = f"{where}: spec.volumes[{number}]"
-        fields = _mapping(volume, place)
+    for place, fields in _entries(spec, "volumes", where):
         if "emptyDir" not in fields:
             continue
         source = _optional(fields, "emptyDir", place)
@@ -305,6 +299,13 @@ def _list(fields: Mapping[str, object], key: str, where: str) -> list[object]:
     if not isinstance(value, list):
         raise ObservationError(f"{where}: {key} is {shown(value)}, not a list")
     return value
+
+
+def _entries(spec: _Object, key: str, where: str) -> Iterator[tuple[str, _Object]]:
+    """Yield the objects in a list of a pod's specification, each with its path in the document."""
+    for number, value in enumerate(_list(spec, key, where)):
+        place = f"{where}: spec.{key}[{number}]"
+        yield place, _mapping(value, place)
 
 
 def _text(fields: Mapping[str, object], key: str, where: str) -> str:

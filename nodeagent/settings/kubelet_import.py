@@ -20,7 +20,7 @@ from nodeagent.parsing import parse_yaml
 from nodeagent.record import Record
 from nodeagent.settings.loading import load
 from nodeagent.settings.models import Config
-from nodeagent.settings.reference import toml_value
+from nodeagent.settings.reference import sourced_toml
 from nodeagent.text import escape, masked
 
 _SIMILARITY: Final = 0.8
@@ -238,19 +238,8 @@ class Imported(Record):
             dry_run: value written in every case, since the default of a configuration file is ``false``.
             because: reason for the value of ``dry_run``, one printable line.
         """
-        lines = [
-            "# Imported from a KubeletConfiguration by nodeagent config import.",
-            "",
-            f"dry_run = {toml_value(dry_run)}  # {because}",
-        ]
-        section = ""
-        for each in self.taken:
-            above, _, name = each.key.rpartition(".")
-            if above != section:
-                lines += ["", f"[{above}]"]
-                section = above
-            lines.append(f"{name} = {toml_value(each.value)}  # {each.fields}")
-        return "\n".join(lines) + "\n"
+        values = {_DRY_RUN: (dry_run, because)} | {each.key: (each.value, each.fields) for each in self.taken}
+        return f"# Imported from a KubeletConfiguration by nodeagent config import.\n\n{sourced_toml(values)}"
 
 
 def read_kubelet(text: str) -> Mapping[str, object]:

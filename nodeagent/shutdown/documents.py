@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.api.common import Document, Number, Part
 from nodeagent.gc.documents.history import NodeStop
+from nodeagent.record import equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -49,12 +50,9 @@ class PodStop(Part, frozen=True, kw_only=True):
     def of(cls, stop: planner.PodStop) -> PodStop:
         """Return the document form of a planned pod stop."""
         pod = stop.pod
-        return cls(
-            uid=pod.uid,
-            namespace=pod.namespace,
-            name=pod.name,
-            priority=pod.priority,
-            priority_source=pod.priority_source,
+        fields = equal_fields(
+            cls,
+            pod,
             placed_by=stop.placement.by.value,
             why=stop.placement.why,
             grace_s=stop.grace_ms / 1000,
@@ -62,6 +60,7 @@ class PodStop(Part, frozen=True, kw_only=True):
             capped=stop.capped,
             containers=len(pod.container_ids),
         )
+        return cls(**fields)
 
 
 class Phase(Part, frozen=True, kw_only=True):
