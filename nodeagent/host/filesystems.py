@@ -12,7 +12,7 @@ import fcntl
 import os
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -89,15 +89,24 @@ def read_mounts(mountinfo: str = MOUNTINFO) -> dict[str, str]:
 
     Source: proc(5) on ``mountinfo``.
     """
-    found = {}
     try:
-        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123 - a fixed path
-            for line in lines:
-                left, _, right = line.partition(" - ")
-                found[unescape(left.split()[4])] = right.split()[0]
+        return {unescape(fields[4]): right.split()[0] for fields, right in mount_lines(mountinfo)}
     except (OSError, IndexError):
         return {}
-    return found
+
+
+def mount_lines(mountinfo: str) -> Iterator[tuple[list[str], str]]:
+    """Yield each line as the fields before the separator ``-``, and the text after it.
+
+    Raises:
+        OSError: the file cannot be read.
+
+    Source: proc(5) on ``mountinfo``.
+    """
+    with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123 - a fixed path
+        for line in lines:
+            left, _, right = line.partition(" - ")
+            yield left.split(), right
 
 
 def unescape(text: str) -> str:

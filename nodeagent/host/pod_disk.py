@@ -17,7 +17,7 @@ from typing import Final
 import psutil
 
 from nodeagent.host.disk_usage import Tree, TreeReader
-from nodeagent.host.filesystems import MOUNTINFO, filesystem_id, unescape
+from nodeagent.host.filesystems import MOUNTINFO, filesystem_id, mount_lines, unescape
 from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.record import Record, field
 
@@ -368,16 +368,12 @@ def find_upper_directories(container_ids: Collection[str], mountinfo: str = MOUN
     """
     ids, found = frozenset(container_ids), dict[str, str]()
     try:
-        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123 - a fixed path
-            for line in lines:
-                left, _, right = line.partition(" - ")
-                if not right.startswith("overlay "):
-                    continue
-                name = left.split()[4].rpartition("/")[0].rpartition("/")[2]
-                if name not in ids:  # also excludes mounts made inside a container
-                    continue
-                if upper := _upper_of(right):
-                    found[name] = upper
+        for fields, right in mount_lines(mountinfo):
+            if not right.startswith("overlay "):
+                continue
+            name = fields[4].rpartition("/")[0].rpartition("/")[2]
+            if name in ids and (upper := _upper_of(right)):  # the ids also exclude mounts made inside a container
+                found[name] = upper
     except (OSError, IndexError):
         return {}
     return found
@@ -394,18 +390,15 @@ def find_layer_devices(container_ids: Collection[str], mountinfo: str = MOUNTINF
     """
     ids, found, devices_of = frozenset(container_ids), dict[str, set[int | None]](), _DeviceIds(mountinfo)
     try:
-        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123 - a fixed path
-            for line in lines:
-                left, _, right = line.partition(" - ")
-                fields = left.split()
-                point = PurePosixPath(unescape(fields[4]))
-                if point.name != "rootfs" or point.parent.name not in ids:
-                    continue
-                upper = _upper_of(right)
-                if upper or not right.startswith("overlay "):
-                    major, minor = fields[2].split(":")
-                    device = devices_of.find(upper) if upper else os.makedev(int(major), int(minor))
-                    found.setdefault(point.parent.name, set()).add(device)
+        for fields, right in mount_lines(mountinfo):
+            point = PurePosixPath(unescape(fields[4]))
+            if point.name != "rootfs" or point.parent.name not in ids:
+                continue
+            upper = _upper_of(right)
+            if upper or not right.startswith("overlay "):
+                major, minor = fields[2].split(":")
+                device = devices_of.find(upper) if upper else os.makedev(int(major), int(minor))
+                found.setdefault(point.parent.name, set()).add(device)
     except (OSError, IndexError, ValueError, OverflowError):
         return {}
     known = {key: next(iter(devices)) for key, devices in found.items() if len(devices) == 1}

@@ -405,7 +405,7 @@ def remove_pod_log_directory(root: Path, name: str, expected_uid: str, changed_a
         place = place_of(top)
         with closing_descriptor(open_below(top, name, place, root / name)) as descriptor:
             _check_tree(descriptor, place, root / name, 0)
-            freed = _empty(descriptor, _Limits(place, changed_at), root / name, 0)
+            freed = _empty(descriptor, place, changed_at, root / name, 0)
         return freed.plus(_remove_directory(top, name, root / name))
 
 
@@ -516,15 +516,11 @@ def _check_tree(directory: int, place: Place, where: Path, depth: int) -> None:
             _check_tree(descriptor, place, where / name, depth + 1)
 
 
-class _Limits(Record):
-    """Limits of a removal: entries of one mount, unchanged since their reading."""
+def _empty(directory: int, place: Place, changed_at: datetime, where: Path, depth: int) -> LogSpace:
+    """Remove the content of a directory; return the freed space.
 
-    place: Place
-    changed_at: datetime
-
-
-def _empty(directory: int, limits: _Limits, where: Path, depth: int) -> LogSpace:
-    """Remove the content of a directory; return the freed space. A new mount point aborts the removal."""
+    An entry changed after ``changed_at``, or a new mount point, aborts the removal.
+    """
     if depth > MAX_DEPTH:
         raise RemovalRefusedError(f"{where}: deeper than {MAX_DEPTH} levels")
     with os.scandir(directory) as entries:
@@ -532,14 +528,14 @@ def _empty(directory: int, limits: _Limits, where: Path, depth: int) -> LogSpace
     freed = LogSpace()
     for name, is_directory in found:
         if not is_directory:
-            freed = freed.plus(_unlink(directory, name, where, limits.changed_at))
+            freed = freed.plus(_unlink(directory, name, where, changed_at))
             continue
         try:
-            descriptor = open_below(directory, name, limits.place, where)
+            descriptor = open_below(directory, name, place, where)
         except FileNotFoundError:
             continue
         with closing_descriptor(descriptor):
-            freed = freed.plus(_empty(descriptor, limits, where / name, depth + 1))
+            freed = freed.plus(_empty(descriptor, place, changed_at, where / name, depth + 1))
         freed = freed.plus(_remove_directory(directory, name, where / name))
     return freed
 
