@@ -27,6 +27,7 @@ from nodeagent.text import escape
 if TYPE_CHECKING:
     from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
 
+T = TypeVar("T")
 JSON: Final = "application/json"
 _MAX_SHOWN: Final = 300
 _MAX_RETRY_AFTER_S: Final = 60.0
@@ -254,14 +255,7 @@ def place_of(request: ApiRequest) -> str:
 
 def refusal(where: str, status: int, headers: dict[str, str], body: bytes) -> ApiServerRefusedError:
     """Return the error for a refused request. Source: Kubernetes API conventions, response status kind."""
-    try:
-        found = msgspec.json.decode(body, type=ApiStatus)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        found = ApiStatus()
-    try:
-        details = msgspec.json.decode(body, type=_Detailed).details
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        details = _Details()
+    found, details = _decoded(body, ApiStatus), _decoded(body, _Detailed).details
     causes = details.causes[:_MAX_CAUSES]
     shown = (_shown(each.message) for each in causes)
     parts = (f"HTTP {status}", _shown(found.reason), _shown(found.message), *shown, _HINTS.get(status, ""))
@@ -273,6 +267,14 @@ def refusal(where: str, status: int, headers: dict[str, str], body: bytes) -> Ap
         kind=details.kind,
         causes=tuple(each.reason for each in causes),
     )
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    """Return a part of a status object; an empty part if it is malformed."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return kind()
 
 
 def _retry_after_s(headers: dict[str, str]) -> float | None:
@@ -299,7 +301,6 @@ def _shown(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-T = TypeVar("T")
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 
@@ -332,12 +333,12 @@ class ApiClient:
                 async with asyncio.timeout(self._access.timeout_s):
                     status, headers, body = await self._exchange(request)
             except TimeoutError as error:
-                self._close()
+                self.close()
                 raise ApiServerUnavailableError(
                     f"{place_of(request)}: no answer in {self._access.timeout_s:g} s"
                 ) from error
             except BaseException:
-                self._close()
+                self.close()
                 raise
         if status >= 300:
             if status == 401:
@@ -349,8 +350,10 @@ class ApiClient:
             raise ApiServerUnavailableError(f"{place_of(request)}: answer is not a {kind.__name__}") from error
 
     def close(self) -> None:
-        """Close the connection."""
-        self._close()
+        """Close the connection; the next request opens a new connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
     async def _exchange(self, request: ApiRequest) -> tuple[int, dict[str, str], bytes]:
         identity = await self._credentials.current()
@@ -360,7 +363,7 @@ class ApiClient:
                 return await connection.exchange(request, self._access.max_bytes)
             except ClosedBeforeAnswerError:
                 pass  # the server has closed the idle connection
-        self._close()
+        self.close()
         self._connection = await ApiConnection.open(identity, place_of(request))
         try:
             return await self._connection.exchange(request, self._access.max_bytes)
@@ -368,11 +371,6 @@ class ApiClient:
             raise ApiServerUnavailableError(
                 f"{place_of(request)}: {cause_of(error.__cause__) if error.__cause__ else 'connection closed'}"
             ) from error
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
 
 
 class ApiStream:

@@ -313,14 +313,8 @@ def check_permission(configured: str | None, root: Path = Path("/")) -> None:
         path = _socket_path(discover_endpoint(configured, root))
     except RuntimeUnavailableError:
         return
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.setblocking(False)
-        try:
-            connection.connect(path)
-        except PermissionError:
-            raise RuntimeUnavailableError(_unavailable_text("", "", path, "permission denied", False)) from None
-        except OSError:
-            return
+    if isinstance(_connection_error(path), PermissionError):
+        raise RuntimeUnavailableError(_unavailable_text("", "", path, "permission denied", False))
 
 
 def _exists(path: Path) -> bool:
@@ -335,15 +329,19 @@ def _exists(path: Path) -> bool:
 
 def _is_served(path: Path) -> bool:
     """Return whether a process listens on a socket; a socket file alone may remain from a crashed server."""
+    error = _connection_error(str(path))
+    return error is None or isinstance(error, PermissionError | BlockingIOError)  # BlockingIOError: full backlog
+
+
+def _connection_error(path: str) -> OSError | None:
+    """Return the error of a connection to a unix socket; ``None`` if the connection succeeds."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.setblocking(False)
         try:
-            connection.connect(str(path))
-        except (PermissionError, BlockingIOError):  # BlockingIOError: full backlog
-            return True
-        except OSError:
-            return False
-    return True
+            connection.connect(path)
+        except OSError as error:
+            return error
+    return None
 
 
 def _socket_path(endpoint: str) -> str:
