@@ -614,7 +614,16 @@ class ShutdownInProgress:
 
     def _log_pod(self, pod: StoppedPod) -> None:
         level = self._logger.info if pod.outcome is PodOutcome.STOPPED else self._logger.warning
-        level("pod_stopped", **_pod_fields(pod), why=pod.why, **({"detail": pod.detail} if pod.detail else {}))
+        level(
+            "pod_stopped",
+            pod=f"{pod.namespace}/{pod.name}",
+            pod_uid=pod.uid,
+            phase=pod.phase,
+            outcome=pod.outcome.value if pod.outcome else "",
+            seconds=None if pod.took_ms is None else pod.took_ms / 1000,
+            why=pod.why,
+            **({"detail": pod.detail} if pod.detail else {}),
+        )
 
 
 class _ProgressWriter:
@@ -673,13 +682,3 @@ def shifted(pod: StoppedPod, by_ms: int) -> StoppedPod:
     """Return the record of a pod with its times relative to a start that is ``by_ms`` later."""
     terms = {container_id: replace(each, at_ms=each.at_ms - by_ms) for container_id, each in pod.terms.items()}
     return replace(pod, requested_at_ms=pod.requested_at_ms - by_ms, terms=terms)
-
-
-def _pod_fields(pod: StoppedPod) -> dict[str, object]:
-    return {
-        "pod": f"{pod.namespace}/{pod.name}",
-        "pod_uid": pod.uid,
-        "phase": pod.phase,
-        "outcome": pod.outcome.value if pod.outcome else "",
-        "seconds": None if pod.took_ms is None else pod.took_ms / 1000,
-    }

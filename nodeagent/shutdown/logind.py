@@ -79,6 +79,12 @@ class ShutdownInhibitor:
 
     A callback on the event loop receives the commands; the handler of a D-Bus message delivers them directly. The
     callback must not block or raise.
+
+    Attributes:
+        machine: state of the inhibitor's state machine.
+        operation: operation of the announced shutdown, such as ``reboot``; empty where logind does not report it.
+
+    Source: org.freedesktop.login1(5), ``type`` of ``PrepareForShutdownWithMetadata``, since systemd 255.
     """
 
     def __init__(  # noqa: PLR0913 - the lock's identity, the bus and the seams of tests
@@ -111,29 +117,16 @@ class ShutdownInhibitor:
         self._timings = timings or Timings()
         self._sleep = sleep
         self._lock = dbus.DelayLock(who, why, adopted)
-        self._machine = InhibitorState(has_lock=self._lock.number is not None, has_earlier=has_earlier)
+        self.machine = InhibitorState(has_lock=self._lock.number is not None, has_earlier=has_earlier)
         self._owner = ""
         self._signals = 0
-        self._operation = ""
+        self.operation = ""
         self._again = asyncio.Event()
 
     @property
     def state(self) -> LogindState:
         """State of logind and the lock, as reported to operators."""
-        return self._machine.logind
-
-    @property
-    def machine(self) -> InhibitorState:
-        """State of the inhibitor's state machine."""
-        return self._machine
-
-    @property
-    def operation(self) -> str:
-        """The operation of the announced shutdown, such as ``reboot``; empty where logind does not report it.
-
-        Source: org.freedesktop.login1(5), ``type`` of ``PrepareForShutdownWithMetadata``, since systemd 255.
-        """
-        return self._operation
+        return self.machine.logind
 
     @property
     def descriptor(self) -> int | None:
@@ -145,7 +138,7 @@ class ShutdownInhibitor:
 
         After a release the caller must close every copy of the descriptor stored elsewhere.
         """
-        self._machine, commands = step(self._machine, event)
+        self.machine, commands = step(self.machine, event)
         for command in commands:
             if command.kind is CommandKind.ACQUIRE:
                 self._again.set()
@@ -207,7 +200,7 @@ class ShutdownInhibitor:
                     return
                 if done:
                     raise InhibitorError("the connection to the system bus was lost")
-                if self._lock.number is None and self._machine.needs_lock:
+                if self._lock.number is None and self.machine.needs_lock:
                     return
                 await self._read_properties(bus)
                 await self._confirm(bus)
@@ -219,7 +212,7 @@ class ShutdownInhibitor:
         await self._read_properties(bus)
         if self._owner:
             self._again.clear()  # the request is served below
-        if self._machine.needs_lock:
+        if self.machine.needs_lock:
             try:
                 await self._lock.acquire(bus)
             except dbus.BusCallError as error:
@@ -268,7 +261,7 @@ class ShutdownInhibitor:
         if not self._owner or message.sender != self._owner:
             return
         if (message.member, message.signature) == ("PrepareForShutdownWithMetadata", "ba{sv}"):
-            self._operation = _operation(message.body[1]) if message.body[0] else ""
+            self.operation = _operation(message.body[1]) if message.body[0] else ""
         elif (message.member, message.signature) == ("PrepareForShutdown", "b"):  # sent after the metadata
             self._signals += 1
             self._report(PrepareForShutdown(message.body[0]))

@@ -30,7 +30,6 @@ from nodeagent.daemon.status import (
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction import document_readings as eviction
 from nodeagent.gc.documents import readings as gc
-from nodeagent.gc.documents import readings as lists
 from nodeagent.gc.documents.history import History
 from nodeagent.gc.documents.holds import Hold, HoldList
 from nodeagent.gc.documents.passes import Report, Result
@@ -172,19 +171,19 @@ class ControlService:
 
     async def images(self, _: requests.Empty) -> str:
         """Return every image with its verdict."""
-        return await self._document(lists.list_images)
+        return await self._document(gc.list_images)
 
     async def image_layers(self, _: requests.Empty) -> str:
         """Return the images grouped by shared layers."""
-        return await self._document(lists.list_image_layers)
+        return await self._document(gc.list_image_layers)
 
     async def containers(self, _: requests.Empty) -> str:
         """Return every container with its verdict."""
-        return await self._document(lists.list_containers)
+        return await self._document(gc.list_containers)
 
     async def pod_list(self, _: requests.Empty) -> str:
         """Return every pod with its deletion status."""
-        return await self._document(lists.list_pods)
+        return await self._document(gc.list_pods)
 
     async def explain(self, request: requests.ExplainRequest) -> str:
         """Return the verdicts on the images, containers and pods with a name, digest or id."""
