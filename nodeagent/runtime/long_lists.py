@@ -119,14 +119,6 @@ class LongList(Generic[Request, Response]):
         """Yield the parts of a streamed answer; none if the runtime does not stream, which is remembered."""
         if not self._offers_stream:
             return
-        try:
-            async for part in self._parts(request, metadata):
-                yield part
-        except _NotOfferedError:
-            self._offers_stream = False
-
-    async def _parts(self, request: Request, metadata: Metadata | None) -> AsyncGenerator[Response, None]:
-        """Yield the parts of a streamed answer. Raises _NotOfferedError before the first part."""
         is_first = True
         stream = self._connection.stream(self._streamed, request, metadata=metadata)
         try:
@@ -134,19 +126,15 @@ class LongList(Generic[Request, Response]):
                 async for part in parts:
                     is_first = False
                     yield part
-        except RuntimeUnsupportedError as error:
-            if is_first:
-                raise _NotOfferedError from error
-            raise
+        except RuntimeUnsupportedError:
+            if not is_first:
+                raise
+            self._offers_stream = False
 
 
 def is_too_large(error: RuntimeRequestError) -> bool:
     """Return whether an answer exceeds the message limit, by status and text: overload also is RESOURCE_EXHAUSTED."""
     return error.status == _TOO_LARGE and "message larger than max" in error.detail
-
-
-class _NotOfferedError(Exception):
-    """The runtime does not stream this list."""
 
 
 _SEARCH: Final = "search by prefixes"

@@ -14,7 +14,7 @@ from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, SentTerm, 
 from nodeagent.record import Record, replace
 from nodeagent.shutdown.plan.budget import ContainerEnd, exit_note, outcome_summary, pod_outcome
 from nodeagent.shutdown.state_file import ShutdownFiles
-from nodeagent.store.history import History, Retention, configured_retention
+from nodeagent.store.history import History, configured_retention
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,37 +29,32 @@ STALLED_AFTER_S: Final = 10.0
 """Age of the last recorded progress after which the process that stops the pods counts as stalled."""
 
 
-@dataclass
 class ShutdownRecorder:
-    """Reads and writes the records. A failed read or write is logged, never raised."""
+    """Reads and writes the records. A failed read or write is logged, never raised.
 
-    files: ShutdownFiles
-    history: History
-    retention: Retention
-    clock: Clock
-    logger: FilteringBoundLogger
-    boot_id: str
+    Attributes:
+        files: files of the shutdown in progress and of the boot.
+        clock: clock of the records.
+        logger: logger of the shutdown.
+        boot_id: id of the current start of the userspace.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, settings: Settings, clock: Clock, logger: FilteringBoundLogger, boot_id: str, runtime_directory: Path
+    ) -> None:
+        """Use the state directory of the settings, and a runtime directory for a stop that it cannot store."""
+        self.clock = clock
+        self.logger = logger
+        self.boot_id = boot_id
+        self._runtime_directory = runtime_directory
         self._logged_problem = ""
-
-    @classmethod
-    def open(
-        cls, settings: Settings, clock: Clock, logger: FilteringBoundLogger, boot_id: str, runtime_directory: Path
-    ) -> ShutdownRecorder:
-        """Return a recorder for the state directory of the settings."""
-        directory = settings.state_directory
-        files = ShutdownFiles(directory, runtime_directory)
-        return cls(files, History(directory), configured_retention(settings), clock, logger, boot_id)
+        self.follow(settings)
 
     def follow(self, settings: Settings) -> None:
         """Use the state directory and the retention of other settings for later records."""
-        directory = settings.state_directory
-        self.files, self.history, self.retention = (
-            ShutdownFiles(directory, self.files.runtime_directory),
-            History(directory),
-            configured_retention(settings),
-        )
+        self.files = ShutdownFiles(settings.state_directory, self._runtime_directory)
+        self._history = History(settings.state_directory)
+        self._retention = configured_retention(settings)
 
     def last(self) -> NodeStop | None:
         """Return the record of the last node stop; ``None`` without a readable record."""
@@ -148,8 +143,8 @@ class ShutdownRecorder:
 
     def _add_to_history(self, stop: NodeStop) -> None:
         # The wall clock may be wrong here; the next pass prunes old records.
-        self.history.add_stop(stop, self.retention, self.clock.now(), clock_trusted=False)
-        for problem in (self.history.problem, *self.history.take_notices()):
+        self._history.add_stop(stop, self._retention, self.clock.now(), clock_trusted=False)
+        for problem in (self._history.problem, *self._history.take_notices()):
             if problem:
                 self._log_problem(problem)
 

@@ -69,7 +69,7 @@ async def stop_pods_at_unit_stop(  # noqa: PLR0913 - its collaborators
     """
     clock = SystemClock()
     began_s = clock.monotonic_s() if began_s is None else began_s
-    recorder = ShutdownRecorder.open(settings, clock, logger, this_boot or userspace_id(), runtime_directory)
+    recorder = ShutdownRecorder(settings, clock, logger, this_boot or userspace_id(), runtime_directory)
     if not unit_stop.is_node_stopping and not (unit_stop.is_announced and recorder.in_progress() is not None):
         logger.debug("unit_stop", system_state=unit_stop.system_state)
         return None

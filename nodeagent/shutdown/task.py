@@ -52,7 +52,7 @@ class InhibitorTask:
         self._adopted = adopted if adopted is not None else stored_descriptor()
         self._intervals = intervals or Intervals()
         self._logger = context.logger.bind(task=NAME)
-        self.recorder = ShutdownRecorder.open(
+        self.recorder = ShutdownRecorder(
             context.settings, context.clock, self._logger, self._host.boot_id, self._host.runtime_directory
         )
         self.wake = asyncio.Event()
