@@ -23,20 +23,9 @@ from nodeagent.daemon.reload_preview import log_reload_effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, announce_grace
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
 from nodeagent.eviction.composition import eviction_tasks
+from nodeagent.gc import loop as gc_loop
 from nodeagent.gc.agent import Agent, open_agent
 from nodeagent.gc.executor import DryRunWatch, PassEnd, PassReport, Result
-from nodeagent.gc.loop import (
-    SILENCE_S,
-    Loop,
-    Pass,
-    RuntimeWatch,
-    log_dry_run_changes,
-    log_report,
-    log_result,
-    log_start,
-    wait_for_any,
-    with_jitter,
-)
 from nodeagent.gc.plan.breakdown import describe
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.lock import daemon_lock
@@ -177,7 +166,7 @@ async def _run_tasks(context: DaemonContext, lasting: Sequence[DaemonTask]) -> N
 
 async def serve_agents(context: DaemonContext) -> None:
     """Compose one agent after the other and run its tasks, until the daemon stops."""
-    runtime = RuntimeWatch(context.logger)
+    runtime = gc_loop.RuntimeWatch(context.logger)
     while not context.stop.is_set():
         context.take_next()
         if context.settings.invalid_because:
@@ -194,7 +183,7 @@ async def serve_agents(context: DaemonContext) -> None:
             context.runtime_problem = str(error)
             # READY without a runtime: a unit that is ordered after nodeagent must not wait for a runtime.
             Notifier().ready(status_line(context))
-            await wait_for_any(runtime.lost(error), context.stop, context.renew)
+            await gc_loop.wait_for_any(runtime.lost(error), context.stop, context.renew)
 
 
 async def _stand_by(context: DaemonContext) -> None:
@@ -209,7 +198,7 @@ async def _stand_by(context: DaemonContext) -> None:
     )
     Notifier().ready(status_line(context))
     while not context.stop.is_set() and not context.renew.is_set():
-        await wait_for_any(_LONG_S, context.stop, context.renew)
+        await gc_loop.wait_for_any(_LONG_S, context.stop, context.renew)
 
 
 async def _serve_one_agent(context: DaemonContext) -> None:
@@ -274,7 +263,7 @@ async def _serve_one_agent(context: DaemonContext) -> None:
 async def _wait_for_effect(context: DaemonContext, agent: Agent) -> None:
     """Wait until the effect of a reload is logged; if a restart switched the mode, log the effect here."""
     while not (context.announced.is_set() or context.stop.is_set() or context.renew.is_set()):
-        await wait_for_any(_LONG_S, context.announced, context.stop, context.renew)
+        await gc_loop.wait_for_any(_LONG_S, context.announced, context.stop, context.renew)
     if context.grace.pending and not context.grace.announced and context.announced.is_set():
         effect = await log_reload_effect(agent, replace(agent.settings, dry_run=True), context.logger, context.stop)
         if effect is not None and not context.renew.is_set():
@@ -299,23 +288,25 @@ async def _wait_for_replacement(context: DaemonContext) -> None:
                 until=None if until is None else until.isoformat(timespec="seconds"),
             )
             deadline_s = now_s
-        await wait_for_any(GRACE_POLL_S if waits else _LONG_S, context.stop, context.renew)
+        await gc_loop.wait_for_any(GRACE_POLL_S if waits else _LONG_S, context.stop, context.renew)
 
 
 def _log_start(agent: Agent, logger: FilteringBoundLogger) -> None:
     logger.info("agent_started", role=agent.role.value, role_because=agent.role_because, dry_run=agent.dry_run)
 
 
-def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: DaemonContext | None = None) -> Pass:
+def _passes(
+    agent: Agent, logger: FilteringBoundLogger, trigger: str, context: DaemonContext | None = None
+) -> gc_loop.Pass:
     """Return a function that runs one pass of an agent and logs its removals; dry runs log only changes."""
     dry_runs, states = DryRunWatch(), StateLog(logger, agent.clock)
 
     async def run_pass(scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
         def report_result(result: Result) -> None:
             if not agent.dry_run:
-                log_result(states, result, dry_run=False)
+                gc_loop.log_result(states, result, dry_run=False)
             if context is not None:
-                context.loop_statuses.beat(scope.value, SILENCE_S)
+                context.loop_statuses.beat(scope.value, gc_loop.SILENCE_S)
 
         is_triggered = context is not None and scope.value in context.triggered
         if context is not None:
@@ -325,12 +316,12 @@ def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: D
             preview,
             trigger="trigger" if is_triggered else trigger,
             stop=stop,
-            on_start=partial(log_start, states),
+            on_start=partial(gc_loop.log_start, states),
             on_result=report_result,
             dry_runs=dry_runs,
         )
         if agent.dry_run:
-            log_dry_run_changes(states, report.id, dry_runs.last)
+            gc_loop.log_dry_run_changes(states, report.id, dry_runs.last)
         agent.log_health(logger)
         await agent.log_interrupted(logger)  # such as the pass of a killed command
         await log_breakdown(agent, report, logger)
@@ -359,7 +350,7 @@ async def log_breakdown(agent: Agent, report: PassReport, logger: FilteringBound
     logger.warning("imagefs_breakdown", pass_id=report.id, hint="nodeagent du --details", **sizes)
 
 
-async def _once(run_pass: Pass, logger: FilteringBoundLogger, context: DaemonContext) -> PassEnd:
+async def _once(run_pass: gc_loop.Pass, logger: FilteringBoundLogger, context: DaemonContext) -> PassEnd:
     """Run one pass; after a stop request the pass has ``STOP_WITHIN_S`` seconds to end by itself."""
     async with context.pass_lock.take() as end:
         if end.is_set():  # a signal was received during the start
@@ -377,13 +368,13 @@ async def _once(run_pass: Pass, logger: FilteringBoundLogger, context: DaemonCon
             preview, report = task.result()
         finally:
             stopped.cancel()
-    log_report(StateLog(logger, context.clock), preview, report)
+    gc_loop.log_report(StateLog(logger, context.clock), preview, report)
     if report.end is PassEnd.RUNTIME_LOST:
         raise RuntimeUnavailableError(report.end_detail)
     return PassEnd.SHORTFALL if report.failed and report.end is PassEnd.COMPLETE else report.end
 
 
-def _loops(context: DaemonContext, agent: Agent) -> list[Loop]:
+def _loops(context: DaemonContext, agent: Agent) -> list[gc_loop.Loop]:
     intervals = (
         (Scope.CONTAINERS, "container_gc", agent.settings.container_interval_s),
         (Scope.IMAGES, "image_gc", agent.settings.image_interval_s),
@@ -395,9 +386,9 @@ def _loops(context: DaemonContext, agent: Agent) -> list[Loop]:
             context.loop_statuses.disabled(scope.value, because)
             context.logger.info("loop_disabled", loop=scope.value, because=because)
             continue
-        loop = Loop(
+        loop = gc_loop.Loop(
             scope,
-            partial(with_jitter, interval_s, random.random),
+            partial(gc_loop.with_jitter, interval_s, random.random),
             _passes(agent, context.logger, "interval", context),
             pass_lock=context.pass_lock,
             loop_statuses=context.loop_statuses,

@@ -12,24 +12,8 @@ from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import Container, Image, RuntimeInfo, Sandbox
 from nodeagent.record import replace
+from nodeagent.runtime import cri_messages
 from nodeagent.runtime.connection import Method, RuntimeConnection, run_bounded
-from nodeagent.runtime.cri_messages import (
-    ContainerDetails,
-    ContainerUsage,
-    ImageFsInfo,
-    RuntimeStatus,
-    SandboxDetails,
-    decode_container,
-    decode_container_details,
-    decode_container_usage,
-    decode_filesystem,
-    decode_image,
-    decode_sandbox,
-    decode_sandbox_details,
-    decode_status,
-    decode_stop_signal,
-    merge_images,
-)
 from nodeagent.runtime.decode_cache import DecodeCache
 from nodeagent.runtime.long_lists import LongList, PrefixList, is_too_large
 
@@ -91,22 +75,22 @@ class CriClient:
         containers = PrefixList(self._find_container, self._list_container, _container_ids)
         self._sandboxes = LongList(connection, _LIST_SANDBOXES, _STREAM_SANDBOXES, sandboxes.read)
         self._containers = LongList(connection, _LIST_CONTAINERS, _STREAM_CONTAINERS, containers.read)
-        self._decoded_images = DecodeCache(_IMAGES_OF, decode_image, reuses=reuses_lists)
-        self._decoded_sandboxes = DecodeCache(_SANDBOXES_OF, decode_sandbox, reuses=reuses_lists)
-        self._decoded_containers = DecodeCache(_CONTAINERS_OF, decode_container, reuses=reuses_lists)
+        self._decoded_images = DecodeCache(_IMAGES_OF, cri_messages.decode_image, reuses=reuses_lists)
+        self._decoded_sandboxes = DecodeCache(_SANDBOXES_OF, cri_messages.decode_sandbox, reuses=reuses_lists)
+        self._decoded_containers = DecodeCache(_CONTAINERS_OF, cri_messages.decode_container, reuses=reuses_lists)
 
     async def version(self) -> RuntimeInfo:
         """Return the runtime's name and version. Source: CRI ``VersionResponse``."""
         got = await self._connection.unary(_VERSION, api.VersionRequest())
         return RuntimeInfo(got.runtime_name, got.runtime_version, got.runtime_api_version, self._connection.endpoint)
 
-    async def status(self) -> RuntimeStatus:
+    async def status(self) -> cri_messages.RuntimeStatus:
         """Return the runtime's conditions and the reported part of its configuration."""
-        return decode_status(await self._connection.unary(_STATUS, api.StatusRequest(verbose=True)))
+        return cri_messages.decode_status(await self._connection.unary(_STATUS, api.StatusRequest(verbose=True)))
 
     async def list_images(self) -> tuple[Image, ...]:
         """Return all images in the runtime's order, one per id; the previous tuple if only the order changed."""
-        return merge_images(await self._decoded_images.read(self._images.read(api.ListImagesRequest())))
+        return cri_messages.merge_images(await self._decoded_images.read(self._images.read(api.ListImagesRequest())))
 
     async def image_ids(self) -> frozenset[str]:
         """Return the id of every image."""
@@ -119,7 +103,7 @@ class CriClient:
             got = await self._connection.unary(_IMAGE_STATUS, request, target=reference)
         except RuntimeNotFoundError:
             return None
-        return decode_image(got.image) if got.HasField("image") else None
+        return cri_messages.decode_image(got.image) if got.HasField("image") else None
 
     async def stop_signal(self, reference: str) -> str:
         """Return the stop signal in an image's configuration; empty if not configured or not reported by the runtime.
@@ -128,14 +112,14 @@ class CriClient:
         ``ImageStatus``.
         """
         request = api.ImageStatusRequest(image=api.ImageSpec(image=reference), verbose=True)
-        return decode_stop_signal(await self._connection.unary(_IMAGE_STATUS, request, target=reference))
+        return cri_messages.decode_stop_signal(await self._connection.unary(_IMAGE_STATUS, request, target=reference))
 
-    async def image_fs_info(self) -> ImageFsInfo:
+    async def image_fs_info(self) -> cri_messages.ImageFsInfo:
         """Return the filesystems of images and writable layers."""
         got = await self._connection.unary(_FS_INFO, api.ImageFsInfoRequest())
-        return ImageFsInfo(
-            tuple(map(decode_filesystem, got.image_filesystems)),
-            tuple(map(decode_filesystem, got.container_filesystems)),
+        return cri_messages.ImageFsInfo(
+            tuple(map(cri_messages.decode_filesystem, got.image_filesystems)),
+            tuple(map(cri_messages.decode_filesystem, got.container_filesystems)),
         )
 
     async def remove_image(self, reference: str) -> None:
@@ -156,10 +140,12 @@ class CriClient:
         """Return one sandbox with its own image and log directory, if reported."""
         return (await self.sandbox_details(sandbox_id)).sandbox
 
-    async def sandbox_details(self, sandbox_id: str) -> SandboxDetails:
+    async def sandbox_details(self, sandbox_id: str) -> cri_messages.SandboxDetails:
         """Return one sandbox with the fields of its verbose status."""
         request = api.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
-        return decode_sandbox_details(await self._connection.unary(_SANDBOX_STATUS, request, target=sandbox_id))
+        return cri_messages.decode_sandbox_details(
+            await self._connection.unary(_SANDBOX_STATUS, request, target=sandbox_id)
+        )
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox and its containers."""
@@ -192,7 +178,7 @@ class CriClient:
     async def get_container(self, container_id: str) -> Container | None:
         """Return one container with the fields of both its list entry and its status; ``None`` if absent."""
         got = await self._list_container(container_id)
-        listed = next((decode_container(each) for each in got.containers if each.id == container_id), None)
+        listed = next((cri_messages.decode_container(each) for each in got.containers if each.id == container_id), None)
         if listed is None:
             return None
         try:
@@ -208,10 +194,12 @@ class CriClient:
             volume_images=status.volume_images,
         )
 
-    async def container_details(self, container_id: str, *, verbose: bool = False) -> ContainerDetails:
+    async def container_details(self, container_id: str, *, verbose: bool = False) -> cri_messages.ContainerDetails:
         """Return one container with the fields of its status; with ``verbose`` also its traits."""
         request = api.ContainerStatusRequest(container_id=container_id, verbose=verbose)
-        return decode_container_details(await self._connection.unary(_CONTAINER_STATUS, request, target=container_id))
+        return cri_messages.decode_container_details(
+            await self._connection.unary(_CONTAINER_STATUS, request, target=container_id)
+        )
 
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
         """Stop a container: SIGTERM, then SIGKILL after ``timeout_s``. The call ends 30 seconds later at the latest."""
@@ -226,7 +214,9 @@ class CriClient:
         with suppress(RuntimeNotFoundError):
             await self._connection.unary(_REMOVE_CONTAINER, request, target=container_id)
 
-    async def list_container_stats(self, only: Collection[str] | None = None) -> tuple[ContainerUsage, ...]:
+    async def list_container_stats(
+        self, only: Collection[str] | None = None
+    ) -> tuple[cri_messages.ContainerUsage, ...]:
         """Return the usage of containers; some runtimes omit containers that are not running.
 
         ``only`` restricts the result to these ids; ``None`` for all.
@@ -238,7 +228,7 @@ class CriClient:
                 raise
             ids = [each.id for each in await self.list_containers()] if only is None else sorted(only)
             answers = await run_bounded(self._list_stats, ids)
-        usages = (decode_container_usage(each) for answer in answers for each in answer.stats)
+        usages = (cri_messages.decode_container_usage(each) for answer in answers for each in answer.stats)
         return tuple(each for each in usages if only is None or each.container_id in only)
 
     async def _find_sandbox(self, prefix: str) -> str:

@@ -14,31 +14,13 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.errors import InhibitorError
 from nodeagent.host import dbus
 from nodeagent.record import Record
-from nodeagent.shutdown.plan.inhibitor import (
-    AgentStopping,
-    BusConnected,
-    Command,
-    CommandKind,
-    Connecting,
-    ConnectionLost,
-    DelayChanged,
-    Event,
-    InhibitorState,
-    LockAcquired,
-    LockListed,
-    LockRefused,
-    LogindConnected,
-    LogindDisconnected,
-    LogindState,
-    PrepareForShutdown,
-    step,
-)
+from nodeagent.shutdown.plan import inhibitor
 
 if TYPE_CHECKING:
     from dbus_fast import Message, Variant
 
 
-CommandHandler = Callable[[Command, LogindState], None]
+CommandHandler = Callable[[inhibitor.Command, inhibitor.LogindState], None]
 """Receives a command for the inhibitor task, with logind's state after the command."""
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -117,14 +99,14 @@ class ShutdownInhibitor:
         self._timings = timings or Timings()
         self._sleep = sleep
         self._lock = dbus.DelayLock(who, why, adopted)
-        self.machine = InhibitorState(has_lock=self._lock.number is not None, has_earlier=has_earlier)
+        self.machine = inhibitor.InhibitorState(has_lock=self._lock.number is not None, has_earlier=has_earlier)
         self._owner = ""
         self._signals = 0
         self.operation = ""
         self._again = asyncio.Event()
 
     @property
-    def state(self) -> LogindState:
+    def state(self) -> inhibitor.LogindState:
         """State of logind and the lock, as reported to operators."""
         return self.machine.logind
 
@@ -133,16 +115,16 @@ class ShutdownInhibitor:
         """Descriptor of the lock, which callers may copy but must not close; ``None`` without a lock."""
         return self._lock.number
 
-    def apply(self, event: Event) -> tuple[Command, ...]:
+    def apply(self, event: inhibitor.Event) -> tuple[inhibitor.Command, ...]:
         """Apply an event to the state machine; return its commands. The lock is already released or requested.
 
         After a release the caller must close every copy of the descriptor stored elsewhere.
         """
-        self.machine, commands = step(self.machine, event)
+        self.machine, commands = inhibitor.step(self.machine, event)
         for command in commands:
-            if command.kind is CommandKind.ACQUIRE:
+            if command.kind is inhibitor.CommandKind.ACQUIRE:
                 self._again.set()
-            elif command.kind is CommandKind.RELEASE:
+            elif command.kind is inhibitor.CommandKind.RELEASE:
                 self._lock.release()
         return commands
 
@@ -156,31 +138,31 @@ class ShutdownInhibitor:
                 try:
                     await self._one_connection()
                 except InhibitorError as error:
-                    self._report(ConnectionLost(str(error)))
+                    self._report(inhibitor.ConnectionLost(str(error)))
                 if loop.time() - started_s >= self._timings.steady_s:
                     retry_s = self._timings.first_retry_s
                 await self._sleep(retry_s)
                 retry_s = min(2 * retry_s, self._timings.last_retry_s)
         finally:
-            self.apply(AgentStopping())
+            self.apply(inhibitor.AgentStopping())
 
     async def _one_connection(self) -> None:
         """Hold the lock over one connection; return when logind has disconnected from the bus."""
         self._owner = ""
         bus = dbus.Bus(self._address, deadline_s=self._timings.deadline_s, on_signal=self._signal)
-        self._report(Connecting())
+        self._report(inhibitor.Connecting())
         async with bus:
-            self._report(BusConnected())
+            self._report(inhibitor.BusConnected())
             await bus.subscribe(_OWNER_RULE)
             await bus.subscribe(_PREPARE_RULE)
             await bus.subscribe(_METADATA_RULE)
             self._owner = await dbus.owner_of_logind(bus)
-            self._report(LogindConnected())
+            self._report(inhibitor.LogindConnected())
             while True:
                 await self._secure(bus)
                 await self._watch(bus)
                 if not self._owner:
-                    self._report(LogindDisconnected())
+                    self._report(inhibitor.LogindDisconnected())
                     return
 
     async def _watch(self, bus: dbus.Bus) -> None:
@@ -219,17 +201,17 @@ class ShutdownInhibitor:
                 if error.name != dbus.IN_PROGRESS or not self.state.preparing:
                     raise
                 if self._lock.number is None:
-                    self._report(LockRefused())
+                    self._report(inhibitor.LockRefused())
             else:
-                self._report(LockAcquired())
+                self._report(inhibitor.LockAcquired())
         await self._confirm(bus)
 
     async def _read_properties(self, bus: dbus.Bus) -> None:
-        self._report(DelayChanged(await dbus.read_limit_us(bus)))  # read first: the shutdown handler uses it
+        self._report(inhibitor.DelayChanged(await dbus.read_limit_us(bus)))  # read first: the shutdown handler uses it
         signals = self._signals
         preparing = await dbus.read_property(bus, "PreparingForShutdown", bool)
         if self._signals == signals:  # a signal received since is newer than the property
-            self._report(PrepareForShutdown(preparing))
+            self._report(inhibitor.PrepareForShutdown(preparing))
 
     async def _confirm(self, bus: dbus.Bus) -> None:
         """Report the lock as held if logind lists it.
@@ -243,7 +225,7 @@ class ShutdownInhibitor:
         if self.descriptor is None or not self._owner:  # the lock was released, or logind disconnected from the bus
             return
         self._lock.check(entries, pid)
-        self._report(LockListed())
+        self._report(inhibitor.LockListed())
 
     def _signal(self, message: Message) -> None:
         if message.member == "NameOwnerChanged" and message.sender == dbus.BUS_NAME:
@@ -253,7 +235,7 @@ class ShutdownInhibitor:
                 and message.body[1] == self._owner != ""
             ):
                 self._owner = ""
-                self._report(LogindDisconnected())
+                self._report(inhibitor.LogindDisconnected())
                 self._again.set()
             return
         if message.interface != dbus.MANAGER or message.path != dbus.LOGIND_PATH:
@@ -264,11 +246,11 @@ class ShutdownInhibitor:
             self.operation = _operation(message.body[1]) if message.body[0] else ""
         elif (message.member, message.signature) == ("PrepareForShutdown", "b"):  # sent after the metadata
             self._signals += 1
-            self._report(PrepareForShutdown(message.body[0]))
+            self._report(inhibitor.PrepareForShutdown(message.body[0]))
 
-    def _report(self, event: Event) -> None:
+    def _report(self, event: inhibitor.Event) -> None:
         for command in self.apply(event):
-            if command.kind not in (CommandKind.ACQUIRE, CommandKind.RELEASE):
+            if command.kind not in (inhibitor.CommandKind.ACQUIRE, inhibitor.CommandKind.RELEASE):
                 self._on_command(command, self.state)
 
 
