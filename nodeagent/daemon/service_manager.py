@@ -138,7 +138,7 @@ def announce_grace(context: DaemonContext, effect: Effect) -> None:
     )
 
 
-async def preview_reload(context: DaemonContext, preview: Preview = preview_effect) -> Reloaded:
+async def preview_reload(context: DaemonContext) -> Reloaded:
     """Return the outcome of a hypothetical reload; the settings in force and the loops are unchanged.
 
     Raises:
@@ -149,7 +149,7 @@ async def preview_reload(context: DaemonContext, preview: Preview = preview_effe
     changes = differences(dict(before.values), dict(after.values))
     if not changes:
         return Reloaded((), before.dry_run, None, context.grace.left_s(), context.grace.until(), applied=False)
-    effect = await preview(after, _effective(context), context)
+    effect = await preview_effect(after, _effective(context), context)
     wait_s = grace_needed_s(before, after, pending=context.grace.pending)
     return Reloaded(tuple(changes), after.dry_run, effect, wait_s, applied=False)
 

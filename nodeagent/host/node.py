@@ -22,14 +22,14 @@ def boot_id(root: Path = _ROOT) -> str:
         return ""
 
 
-def node_identity(root: Path = _ROOT) -> str:
+def node_identity() -> str:
     """Return a name that is unique to this node: host name and, if available, digest of the machine id.
 
     The machine id itself is confidential. Source: machine-id(5).
     """
     name = socket.gethostname()
     try:
-        machine = (root / "etc/machine-id").read_text().strip()
+        machine = Path("/etc/machine-id").read_text().strip()
     except OSError:
         machine = ""
     if not machine:

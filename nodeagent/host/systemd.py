@@ -272,10 +272,10 @@ LOCK_NAME: Final = "shutdown-lock"
 _FIRST: Final = 3
 
 
-def stored_descriptor(name: str = LOCK_NAME, environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return the descriptor that systemd passed to this process under a name; ``None`` without a descriptor.
+def stored_descriptor(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the descriptor of the lock that systemd passed to this process; ``None`` without a descriptor.
 
-    The caller closes the descriptor. If several descriptors have the name, the last is returned and the rest are
+    The caller closes the descriptor. If several descriptors have its name, the last is returned and the rest are
     closed.
 
     Source: sd_listen_fds(3), ``LISTEN_PID``, ``LISTEN_FDS`` and ``LISTEN_FDNAMES``.
@@ -284,7 +284,7 @@ def stored_descriptor(name: str = LOCK_NAME, environment: Mapping[str, str] = os
     if environment.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal():
         return None
     names = environment.get("LISTEN_FDNAMES", "").split(":")
-    numbers = [_FIRST + index for index in range(int(count)) if index < len(names) and names[index] == name]
+    numbers = [_FIRST + index for index in range(int(count)) if index < len(names) and names[index] == LOCK_NAME]
     for number in numbers[:-1]:
         with suppress(OSError):
             os.close(number)
@@ -294,8 +294,7 @@ def stored_descriptor(name: str = LOCK_NAME, environment: Mapping[str, str] = os
 class DescriptorStore:
     """The descriptor store of this service; without systemd, or with a disabled store, calls have no effect."""
 
-    def __init__(self, name: str = LOCK_NAME, environment: Mapping[str, str] = os.environ) -> None:
-        self._name = name
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
 
     def keep(self, number: int) -> bool:
@@ -303,8 +302,8 @@ class DescriptorStore:
 
         Source: sd_notify(3), ``FDSTORE=1``. systemd itself closes a copy whose other end is closed.
         """
-        return self.forget() and send(f"FDSTORE=1\nFDNAME={self._name}", self._address, number)
+        return self.forget() and send(f"FDSTORE=1\nFDNAME={LOCK_NAME}", self._address, number)
 
     def forget(self) -> bool:
         """Remove the stored copy; return whether the message was sent. Source: sd_notify(3), ``FDSTOREREMOVE=1``."""
-        return send(f"FDSTOREREMOVE=1\nFDNAME={self._name}", self._address)
+        return send(f"FDSTOREREMOVE=1\nFDNAME={LOCK_NAME}", self._address)

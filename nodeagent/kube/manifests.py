@@ -39,9 +39,8 @@ class Manifests(Record):
 class ManifestReader:
     """Reader of one manifest directory, which caches unchanged files."""
 
-    def __init__(self, directory: Path = MANIFESTS, *, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self, directory: Path = MANIFESTS) -> None:
         self._directory = directory
-        self._max_bytes = max_bytes
         self._cached: dict[str, tuple[tuple[int, int, int, int], tuple[PodSpec, ...] | str]] = {}
         self._usable: dict[str, tuple[PodSpec, ...]] = {}
 
@@ -111,12 +110,12 @@ class ManifestReader:
             os.close(descriptor)
 
     def _parsed(self, descriptor: int, size_bytes: int, path: Path) -> tuple[PodSpec, ...] | str:
-        if size_bytes > self._max_bytes:
-            return f"{path} skipped: {size_bytes} bytes, more than {self._max_bytes}"
+        if size_bytes > _MAX_BYTES:
+            return f"{path} skipped: {size_bytes} bytes, more than {_MAX_BYTES}"
         from nodeagent.kube.podspec import parse_listed_pod, shown  # noqa: PLC0415 - loaded only for static pods
 
         with os.fdopen(os.dup(descriptor), "rb") as file:
-            text = file.read(self._max_bytes)
+            text = file.read(_MAX_BYTES)
         try:
             document = _document(text)
             if document is None:

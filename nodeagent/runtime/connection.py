@@ -185,7 +185,6 @@ class RuntimeConnection:
         request: Request,
         *,
         target: str = "",
-        deadline_s: float | None = None,
         metadata: Metadata | None = None,
     ) -> AsyncGenerator[Response, None]:
         """Yield the responses of a streaming method; the deadline is for the whole stream. Raises as :meth:`unary`.
@@ -197,9 +196,8 @@ class RuntimeConnection:
             rpc = self._stream[method.path] = self._open().unary_stream(
                 method.path, method.request.SerializeToString, method.response.FromString
             )
-        timeout_s = self.deadline_s(method) if deadline_s is None else deadline_s
         with self._watched(method, target):
-            call = rpc(request, timeout=timeout_s, metadata=metadata, wait_for_ready=False)
+            call = rpc(request, timeout=self.deadline_s(method), metadata=metadata, wait_for_ready=False)
             try:
                 async for response in call:
                     yield response  # type: ignore[misc]  # the deserialiser is this method's own
@@ -299,7 +297,7 @@ def discover_endpoint(configured: str | None, root: Path = Path("/")) -> str:
     )
 
 
-def check_permission(configured: str | None, root: Path = Path("/")) -> None:
+def check_permission(configured: str | None) -> None:
     """Check that this user may connect to the runtime. A runtime that does not listen yet is no error.
 
     Root always passes: a security module may deny access to a confined process, and permit the access later.
@@ -310,7 +308,7 @@ def check_permission(configured: str | None, root: Path = Path("/")) -> None:
     if os.geteuid() == 0:
         return
     try:
-        path = _socket_path(discover_endpoint(configured, root))
+        path = _socket_path(discover_endpoint(configured))
     except RuntimeUnavailableError:
         return
     if isinstance(_connection_error(path), PermissionError):

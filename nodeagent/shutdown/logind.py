@@ -35,6 +35,8 @@ _OWNER_RULE = (
     f",member='NameOwnerChanged',arg0='{dbus.LOGIND_NAME}'"
 )
 
+_WHO = "nodeagent"
+_WHY = "stop pods in order before the node shuts down"
 _OPERATIONS = frozenset({"poweroff", "power-off", "reboot", "halt", "kexec", "soft-reboot"})
 
 
@@ -69,13 +71,11 @@ class ShutdownInhibitor:
     Source: org.freedesktop.login1(5), ``type`` of ``PrepareForShutdownWithMetadata``, since systemd 255.
     """
 
-    def __init__(  # noqa: PLR0913 - the lock's identity, the bus and the seams of tests
+    def __init__(  # noqa: PLR0913 - the bus, the lock of an earlier run and the seams of tests
         self,
         on_command: CommandHandler,
         *,
         address: str = "",
-        who: str = "nodeagent",
-        why: str = "stop pods in order before the node shuts down",
         timings: Timings | None = None,
         adopted: int | None = None,
         has_earlier: bool = False,
@@ -86,8 +86,6 @@ class ShutdownInhibitor:
         Args:
             on_command: called with each command caused by a bus event, and the state after it.
             address: D-Bus address; empty for the system bus of this machine.
-            who: owner of the lock, as shown by ``systemd-inhibit --list``.
-            why: reason of the lock, as shown by ``systemd-inhibit --list``.
             timings: deadlines and intervals other than the defaults.
             adopted: descriptor of a lock from an earlier run of the agent (such as through systemd's descriptor store),
                 owned by this object from now on. The lock is kept during a shutdown, and replaced otherwise.
@@ -98,7 +96,7 @@ class ShutdownInhibitor:
         self._address = address
         self._timings = timings or Timings()
         self._sleep = sleep
-        self._lock = dbus.DelayLock(who, why, adopted)
+        self._lock = dbus.DelayLock(_WHO, _WHY, adopted)
         self.machine = inhibitor.InhibitorState(has_lock=self._lock.number is not None, has_earlier=has_earlier)
         self._owner = ""
         self._signals = 0
