@@ -171,11 +171,8 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
         yield from self.conditions
         yield from (f"threshold exceeded: {each}" for each in self.exceeded)
         yield from self.warnings
-        yield from self._findings()
-
-    def _findings(self) -> Iterable[str]:
         checks = self.checks if isinstance(self.checks, tuple) else ()
-        return (f"{each.verdict} {each.check}: {each.evidence}" for each in checks)
+        yield from (f"{each.verdict} {each.check}: {each.evidence}" for each in checks)
 
 
 class FleetGroup(Part, frozen=True, kw_only=True):

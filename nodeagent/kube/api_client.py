@@ -467,7 +467,6 @@ class NodeApi:
     def __init__(self, client: ApiClient, name: str) -> None:
         """Create the requests for the node ``name`` over ``client``."""
         self._client = client
-        self._node = name
         self._name = quote(name, safe="")
 
     async def get_node(self) -> Node | None:

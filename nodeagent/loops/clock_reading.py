@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.node import boot_id as read_boot_id
 from nodeagent.model import ClockTrust, ContainerState, NodeSnapshot
 from nodeagent.record import replace
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.store.database import Store
+from nodeagent.store.observation import ItemKey
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
-    from nodeagent.store.observation import ItemKey
 
 # Module constants, since a lookup in the enum class takes ten times as long.
 _RUNNING: Final = ContainerState.RUNNING
@@ -52,18 +52,14 @@ def stored_trust(state_directory: Path, at: ClockReading) -> ClockTrust:
     return Store(state_directory, read_only=True).clock(at)
 
 
-class FirstSeenReader(Protocol):
-    """Reader of the first observation of items with a time that contradicts the clock; see ``Store.first_seen``."""
+FirstSeenReader = Callable[
+    [Mapping[ItemKey, datetime], Mapping[str, Collection[str]], ClockReading, Mapping[ItemKey, int]],
+    Mapping[ItemKey, datetime],
+]
+"""Returns the time of the first observation of each item with a time that contradicts the clock. Blocks.
 
-    def __call__(
-        self,
-        items: Mapping[ItemKey, datetime],
-        listed: Mapping[str, Collection[str]],
-        at: ClockReading,
-        states: Mapping[ItemKey, int],
-        /,
-    ) -> Mapping[ItemKey, datetime]:
-        """Return the time of the first observation of each such item, by the wall clock of ``at``. Blocks."""
+The arguments are those of ``Store.first_seen``: items, listed ids, the reading of the clocks, and states.
+"""
 
 
 def with_valid_times(

@@ -107,7 +107,9 @@ class Stored:
         self.existing: set[Node] = set(interned)
         for node in tuple(interned):
             self._add(node, interned)
-        self.held.update(self.with_ids({each for node in self.held for each in self._labels_of(node).named}))
+        self.held.update(
+            self.with_ids({each for node in self.held for each in references(self._record(node).labels).named})
+        )
 
     def _nodes(self) -> Iterator[Node]:
         yield from (Node(CONTENT, digest) for digest in self.blobs)
@@ -121,9 +123,6 @@ class Stored:
             return []
         kinds = (CONTENT, *(SNAPSHOTS + name for name in self.snapshots))
         return [node for each in sorted(ids) for kind in kinds if (node := Node(kind, each)) in self.existing]
-
-    def _labels_of(self, node: Node) -> References:
-        return references(self._record(node).labels)
 
     def _record(self, node: Node) -> Blob | Snapshot:
         if node.kind == CONTENT:

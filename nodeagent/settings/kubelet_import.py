@@ -459,19 +459,15 @@ def _hard(given: Given) -> Iterable[ConvertedField]:
     yield ConvertedField("eviction.hard", _joined({**defaults, **named}, "<"), " and ".join(given))
 
 
-def _soft(given: Given) -> Iterable[ConvertedField]:
+def _amount_lists(given: Given) -> Iterable[ConvertedField]:
     keys = {
         "evictionSoft": ("eviction.soft", "<"),
         "evictionSoftGracePeriod": ("eviction.soft_grace_period", "="),
+        "evictionMinimumReclaim": ("eviction.minimum_reclaim", "="),
     }
     for name, value in given.items():
         key, sign = keys[name]
         yield ConvertedField(key, _joined(_amounts(value), sign), name)
-
-
-def _reclaim(given: Given) -> Iterable[ConvertedField]:
-    ((name, value),) = given.items()
-    yield ConvertedField("eviction.minimum_reclaim", _joined(_amounts(value), "="), name)
 
 
 def _pod_grace(given: Given) -> Iterable[ConvertedField]:
@@ -578,8 +574,8 @@ _GROUPS: Final[tuple[tuple[tuple[str, ...], Callable[[Given], Iterable[Converted
     (("imageMinimumGCAge", "imageMaximumGCAge"), _ages),
     (("podLogsDir",), _plain("container_gc.pod_log_root")),
     (("evictionHard", "mergeDefaultEvictionSettings"), _hard),
-    (("evictionSoft", "evictionSoftGracePeriod"), _soft),
-    (("evictionMinimumReclaim",), _reclaim),
+    (("evictionSoft", "evictionSoftGracePeriod"), _amount_lists),
+    (("evictionMinimumReclaim",), _amount_lists),
     (("evictionPressureTransitionPeriod",), _period("eviction.pressure_transition_period", for_zero="5m")),
     (("evictionMaxPodGracePeriod",), _pod_grace),
     (("localStorageCapacityIsolation",), _plain("eviction.local_storage_isolation")),

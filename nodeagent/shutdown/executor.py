@@ -138,11 +138,6 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         running = [each for record in self._unfinished(None) for each in record.running]
         return not (self._placed.keys() <= self._records.keys() and all(each.killed for each in running))
 
-    @property
-    def outcomes(self) -> tuple[PodOutcome | None, ...]:
-        """The outcomes of all pods; after :meth:`carry_out` a pod without a known exit code counts as stopped."""
-        return tuple(each.outcome for each in self.pods)
-
     async def carry_out(self, cached: Sequence[RunningPod]) -> None:
         """Stop all pods; return once every pod has ended, at the latest at the end of the run.
 
@@ -555,8 +550,8 @@ class ShutdownInProgress:
 
     @property
     def outcomes(self) -> str:
-        """The number of pods per outcome, as a phrase."""
-        return outcome_summary(self._run.outcomes)
+        """The number of pods per outcome, as a phrase; a pod without a known exit code counts as stopped."""
+        return outcome_summary(each.outcome for each in self._run.pods)
 
     async def close(self, end: StopEnd | None = None) -> NodeStop:
         """Record the end of the shutdown, read exit codes, stop the sandboxes of ended pods, and return the record.

@@ -304,16 +304,8 @@ def _with_actions(
         {**ids, **values},
     ):
         actions.setdefault(pass_id, []).append(_action(row))
-    documents = {}
-    if has_table(connection, "evictions"):  # absent in schema version 1; reading does not migrate the file
-        documents = dict(
-            connection.execute(f"SELECT pass_id, document FROM evictions WHERE {listed}", ids).fetchall()  # noqa: S608
-        )
-    settled: dict[str, float] = {}
-    if has_table(connection, "settle_times"):
-        settled = dict(
-            connection.execute(f"SELECT pass_id, settled_s FROM settle_times WHERE {listed}", ids).fetchall()  # noqa: S608
-        )
+    documents = _pairs(connection, "evictions", f"SELECT pass_id, document FROM evictions WHERE {listed}", ids)  # noqa: S608
+    settled = _pairs(connection, "settle_times", f"SELECT pass_id, settled_s FROM settle_times WHERE {listed}", ids)  # noqa: S608
     return [
         replace(
             each,
@@ -323,6 +315,11 @@ def _with_actions(
         )
         for each in found
     ]
+
+
+def _pairs(connection: sqlite3.Connection, table: str, query: str, values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the pairs of a query; empty for a file of a version without the table, since reading does not migrate."""
+    return dict(connection.execute(query, values).fetchall()) if has_table(connection, table) else {}
 
 
 def count_passes(connection: sqlite3.Connection, limit: int) -> list[CountedPass]:

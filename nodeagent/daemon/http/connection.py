@@ -100,7 +100,7 @@ class Service(Record):
 
 @dataclass(slots=True)
 class _Current:
-    """Request of a connection, as far as it is read, with its handler.
+    """Request of a connection, as far as it is read.
 
     Attributes:
         without_body: whether the response has no body, such as a response to ``HEAD``.
@@ -108,7 +108,6 @@ class _Current:
     """
 
     request: Request = field(default_factory=lambda: Request("", ""))
-    handler: Handler = field(default_factory=lambda: _no_handler)
     without_body: bool = False
     watch_client: bool = False
 
@@ -178,11 +177,11 @@ class HttpConnection:
             TimeoutError: the client was too slow.
         """
         try:
-            request = await self._read_request()
-            if request is None:
+            received = await self._read_request()
+            if received is None:
                 return None
             self._receipt.finish_request()
-            return await self._answer(request)
+            return await self._answer(*received)
         except RefusedRequestError as refused:
             return refused.response
         except h11.RemoteProtocolError as error:
@@ -192,8 +191,8 @@ class HttpConnection:
         except Exception as error:  # noqa: BLE001 - reported by the service, as an error of a handler
             return self._service.fail(self._current.request, error)
 
-    async def _read_request(self) -> Request | None:
-        """Return the next request with its body; ``None`` if the client closed the connection instead.
+    async def _read_request(self) -> tuple[Request, Handler] | None:
+        """Return the next request with its body, and its handler; ``None`` if the client closed the connection instead.
 
         Raises:
             RefusedRequestError: no such path or method, access denied, or the body is too long.
@@ -219,18 +218,17 @@ class HttpConnection:
         if handler is None:
             refusal = problem(HTTPStatus.METHOD_NOT_ALLOWED, f"{route.allow} only")
             raise RefusedRequestError(replace(refusal, headers={"Allow": route.allow}))
-        self._current.handler = handler
         await self._service.authorise(request)
         self._current.watch_client = method in route.watched
-        return replace(request, body=await self._read_body(request, route.body_bytes.get(method, 0)))
+        return replace(request, body=await self._read_body(request, route.body_bytes.get(method, 0))), handler
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request, handler: Handler) -> Response:
         limit_s = self._service.deadlines.answer_s
         try:
             async with asyncio.timeout(limit_s) as limit:
                 if self._current.watch_client:
-                    return await self._while_connected(self._current.handler(request))
-                return await self._current.handler(request)
+                    return await self._while_connected(handler(request))
+                return await handler(request)
         except (RefusedRequestError, ClientDisconnectedError):
             raise
         except Exception as error:  # noqa: BLE001 - reported by the service; a handler must not end the server
@@ -372,10 +370,6 @@ class HttpConnection:
 
 async def _next_part(parts: AsyncIterator[bytes]) -> bytes | None:
     return await anext(parts, None)
-
-
-async def _no_handler(request: Request) -> Response:
-    raise LookupError(request.path)
 
 
 def _request(head: h11.Request, peer: Peer | None) -> Request:
