@@ -142,8 +142,8 @@ def _is_config_map(directory: int) -> bool:
 DEFAULT_PATH: Final = Path(CONFIG_FILE)
 
 
-def read_files(path: Path | None) -> tuple[Path | None, tuple[Path, ...], dict[str, object], dict[str, str]]:
-    """Return the file, its drop-ins, the merged values and their sources.
+def read_files(path: Path | None) -> tuple[Path | None, dict[str, object], dict[str, str]]:
+    """Return the file, the values merged with those of its drop-ins, and their sources.
 
     Raises:
         ConfigError: a file cannot be read, is not trusted or is not TOML; one line per file.
@@ -167,7 +167,7 @@ def read_files(path: Path | None) -> tuple[Path | None, tuple[Path, ...], dict[s
         _merge(document, values, str(file), origins)
     if errors:
         raise ConfigError("\n".join(errors))
-    return source, dropins, document, origins
+    return source, document, origins
 
 
 def _merge(document: dict[str, object], overlay: Mapping[str, object], source: str, origins: dict[str, str]) -> None:

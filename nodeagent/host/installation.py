@@ -84,13 +84,14 @@ def parts(prefix: Path, systemd: int, completions: Mapping[str, str]) -> dict[st
     if systemd >= 253:  # the first version with Type=notify-reload. Source: systemd NEWS.
         unit = re.sub(r"^(ExecReload=/bin/kill |# Made notify-reload ).*\n", "", unit, flags=re.MULTILINE)
         unit = unit.replace("\nType=notify\n", "\nType=notify-reload\n")
+    pages = sorted((_sources() / "man").glob("*.?"))
     copied = ("nodeagent.rules.yml", "grafana-dashboard.json", "api-server.conf", "page-cache.conf")
     return {
         f"/etc/systemd/system/{UNIT}": unit,
         **{f"/etc/{each}.d/nodeagent.conf": source(f"nodeagent.{each}") for each in ("sysusers", "tmpfiles")},
         "/usr/lib/systemd/catalog/nodeagent.catalog": source("nodeagent.catalog"),
         **{f"/usr/local/share/nodeagent/{name}": source(name) for name in copied},
-        **{f"/usr/local/share/man/man{each.suffix[1:]}/{each.name}": each.read_text("utf-8") for each in _pages()},
+        **{f"/usr/local/share/man/man{each.suffix[1:]}/{each.name}": each.read_text("utf-8") for each in pages},
         **{f"/usr/local/share/{name}": text for name, text in completions.items()},
         "/usr/local/bin/nodeagent": launcher(prefix),
     }
@@ -99,10 +100,6 @@ def parts(prefix: Path, systemd: int, completions: Mapping[str, str]) -> dict[st
 def source(name: str) -> str:
     """Return the text of a file that ships with the agent."""
     return (_sources() / name).read_text(encoding="utf-8")
-
-
-def _pages() -> list[Path]:
-    return sorted((_sources() / "man").glob("*.?"))
 
 
 def _sources() -> Path:

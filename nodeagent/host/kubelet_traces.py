@@ -306,7 +306,8 @@ class KubeletTraceReader:
             return None
         if arguments:
             self._files.learn(_read(f"{directory}/cmdline", _MAX_ARGUMENTS_BYTES).split(b"\0"))
-        return KubeletProcess(pid, _printable(match))
+        printable = _UNSAFE.sub("?", match.decode("ascii", errors="replace"))  # any user can choose a process name
+        return KubeletProcess(pid, printable[:32])
 
     def _manages_node(self, status: bytes) -> bool:
         """Return whether a process is alive, in this PID namespace, and of a user with access to the runtime.
@@ -365,8 +366,3 @@ def _is_container(proc: str) -> bool:
         return _CONTAINER_CGROUP.search(_read(f"{proc}/self/cgroup")) is not None
     except OSError:
         return False
-
-
-def _printable(name: bytes) -> str:
-    """Return a process name with plain characters only, since any user can choose a process name."""
-    return _UNSAFE.sub("?", name.decode("ascii", errors="replace"))[:32]

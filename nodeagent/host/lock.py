@@ -64,12 +64,7 @@ def _locked(path: Path, busy: str) -> Iterator[str]:
         except BlockingIOError as error:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             raise PassBusyError(busy.replace("{pid}", holder)) from error
-        _write_pid(descriptor)
+        with suppress(OSError):  # a full disk: the error message of other processes reports the PID as unknown
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield ""
-
-
-def _write_pid(descriptor: int) -> None:
-    """Write the PID for the error message of other processes; on a full disk the message reports it as unknown."""
-    with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

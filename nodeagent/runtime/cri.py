@@ -13,7 +13,7 @@ from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.model import Container, Image, RuntimeInfo, Sandbox
 from nodeagent.record import replace
 from nodeagent.runtime import cri_messages
-from nodeagent.runtime.connection import Method, RuntimeConnection, run_bounded
+from nodeagent.runtime.connection import Method, Request, Response, RuntimeConnection, run_bounded
 from nodeagent.runtime.decode_cache import DecodeCache
 from nodeagent.runtime.long_lists import LongList, PrefixList, is_too_large
 
@@ -125,8 +125,7 @@ class CriClient:
     async def remove_image(self, reference: str) -> None:
         """Remove an image with all its names; containerd collects garbage before returning."""
         request = api.RemoveImageRequest(image=api.ImageSpec(image=reference))
-        with suppress(RuntimeNotFoundError):
-            await self._connection.unary(_REMOVE_IMAGE, request, target=reference)
+        await self._change(_REMOVE_IMAGE, request, reference)
 
     async def list_sandboxes(self) -> tuple[Sandbox, ...]:
         """Return all sandboxes, without their own images.
@@ -149,15 +148,11 @@ class CriClient:
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox and its containers."""
-        request = api.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
-        with suppress(RuntimeNotFoundError):
-            await self._connection.unary(_STOP_SANDBOX, request, target=sandbox_id)
+        await self._change(_STOP_SANDBOX, api.StopPodSandboxRequest(pod_sandbox_id=sandbox_id), sandbox_id)
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
         """Remove a sandbox and its containers."""
-        request = api.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
-        with suppress(RuntimeNotFoundError):
-            await self._connection.unary(_REMOVE_SANDBOX, request, target=sandbox_id)
+        await self._change(_REMOVE_SANDBOX, api.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id), sandbox_id)
 
     async def list_containers(self) -> tuple[Container, ...]:
         """Return all containers in any state, without the fields of their status.
@@ -204,15 +199,11 @@ class CriClient:
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
         """Stop a container: SIGTERM, then SIGKILL after ``timeout_s``. The call ends 30 seconds later at the latest."""
         request = api.StopContainerRequest(container_id=container_id, timeout=timeout_s)
-        with suppress(RuntimeNotFoundError):
-            deadline_s = timeout_s + _STOP_MARGIN_S
-            await self._connection.unary(_STOP_CONTAINER, request, target=container_id, deadline_s=deadline_s)
+        await self._change(_STOP_CONTAINER, request, container_id, timeout_s + _STOP_MARGIN_S)
 
     async def remove_container(self, container_id: str) -> None:
         """Remove a container. containerd kills a running container, so that callers check the state first."""
-        request = api.RemoveContainerRequest(container_id=container_id)
-        with suppress(RuntimeNotFoundError):
-            await self._connection.unary(_REMOVE_CONTAINER, request, target=container_id)
+        await self._change(_REMOVE_CONTAINER, api.RemoveContainerRequest(container_id=container_id), container_id)
 
     async def list_container_stats(
         self, only: Collection[str] | None = None
@@ -230,6 +221,13 @@ class CriClient:
             answers = await run_bounded(self._list_stats, ids)
         usages = (cri_messages.decode_container_usage(each) for answer in answers for each in answer.stats)
         return tuple(each for each in usages if only is None or each.container_id in only)
+
+    async def _change(
+        self, method: Method[Request, Response], request: Request, target: str, deadline_s: float | None = None
+    ) -> None:
+        """Stop or remove an object; an absent object is no error."""
+        with suppress(RuntimeNotFoundError):
+            await self._connection.unary(method, request, target=target, deadline_s=deadline_s)
 
     async def _find_sandbox(self, prefix: str) -> str:
         request = api.PodSandboxStatusRequest(pod_sandbox_id=prefix)

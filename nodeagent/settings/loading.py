@@ -39,13 +39,11 @@ class Loaded(Record):
 
     Attributes:
         source: configuration file; ``None`` if no file exists.
-        dropins: drop-in files in the order of reading.
         origins: source of each value that is not a default, by dotted key.
     """
 
     config: Config
     source: Path | None
-    dropins: tuple[Path, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,7 +68,7 @@ def load(
         ConfigError: the configuration is invalid or unreadable; the message has one line per error with source, key,
             value, cause and allowed form.
     """
-    source, dropins, document, origins = read_files(path)
+    source, document, origins = read_files(path)
     errors = []
     for name, text in sorted(environment.items()):
         if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(FOREIGN_PREFIXES):
@@ -96,7 +94,7 @@ def load(
         errors += [_error_line(each, source, origins, given, options or {}) for each in error.faults]
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
-    return Loaded(config, source, dropins, origins)
+    return Loaded(config, source, origins)
 
 
 def effective(loaded: Loaded) -> dict[str, tuple[object, str]]:
