@@ -225,8 +225,15 @@ class ContainerProcesses:
 
         Source: proc(5), ``SigPnd`` and ``ShdPnd`` of ``/proc/PID/status``.
         """
-        main = self._main_process(container_id)
-        return main is not None and self._has_pending(main.pid, self.stop_signals.get(container_id, signal.SIGTERM))
+        main, number = self._main_process(container_id), self.stop_signals.get(container_id, signal.SIGTERM)
+        if main is None:
+            return False
+        try:
+            lines = (self._root / f"proc/{main.pid}/status").read_bytes().splitlines()
+        except OSError:
+            return False
+        pending = [line.split()[1] for line in lines if line.startswith((b"SigPnd:\t", b"ShdPnd:\t"))]
+        return any(int(each, 16) >> (number - 1) & 1 for each in pending)
 
     def is_delayed(self, container_id: str) -> bool:
         """Return whether the main process of a container waits for a CPU, for memory or for a disk.
@@ -352,14 +359,6 @@ class ContainerProcesses:
             return read_stat(pid, self._root)
         except OSError:
             return None
-
-    def _has_pending(self, pid: int, number: int) -> bool:
-        try:
-            lines = (self._root / f"proc/{pid}/status").read_bytes().splitlines()
-        except OSError:
-            return False
-        pending = [line.split()[1] for line in lines if line.startswith((b"SigPnd:\t", b"ShdPnd:\t"))]
-        return any(int(each, 16) >> (number - 1) & 1 for each in pending)
 
     def _signal(self, container_id: str, pid: int, number: int) -> bool:
         """Signal a process if its cgroup is still in the container; return whether the signal was sent."""

@@ -74,7 +74,7 @@ class RequestedPass:
         agent = require_agent(self._context)
         _refuse_disabled(scope, agent.settings)
         preview = await agent.collector.prepare(scope)
-        report = await self._run(agent, preview, rounds=rounds, trigger="control", in_force=agent)
+        report = await self._run(agent, preview, rounds=rounds, trigger="control")
         return await self._report(agent, report)
 
     async def apply_plan(self, text: str) -> Report:
@@ -95,7 +95,7 @@ class RequestedPass:
         agent = require_agent(self._context)
         _refuse_disabled(saved.scope, agent.settings)
         preview, drift = await agent.collector.prepare_saved(saved)
-        report = await self._run(agent, preview, rounds=1, trigger="apply", plan_id=saved.id, in_force=agent)
+        report = await self._run(agent, preview, rounds=1, trigger="apply", plan_id=saved.id)
         return await self._report(agent, report, drift)
 
     async def _report(self, agent: Agent, report: outcomes.PassReport, drift: Iterable[Drift] | None = None) -> Report:
@@ -104,19 +104,12 @@ class RequestedPass:
             breakdown = await agent.break_down_shortfall(report)
         return Report.of(report, breakdown=breakdown, drift=drift)
 
-    async def _run(  # noqa: PLR0913 - the options of a pass
-        self,
-        agent: Agent,
-        preview: gc_preview.Preview,
-        *,
-        rounds: int,
-        trigger: str,
-        plan_id: str = "",
-        in_force: Agent,
+    async def _run(
+        self, agent: Agent, preview: gc_preview.Preview, *, rounds: int, trigger: str, plan_id: str = ""
     ) -> outcomes.PassReport:
         """Wait for the pass lock, carry out the plans of a preview, and return the report of the pass.
 
-        ``in_force`` is the agent of the daemon at the request; if a reload has replaced this agent, nothing is removed.
+        ``agent`` is the agent of the daemon at the request; if a reload has replaced this agent, nothing is removed.
         """
         states = StateLog(self._context.logger, self._context.clock)
 
@@ -133,7 +126,7 @@ class RequestedPass:
             if self._context.grace.pending:
                 left_s = math.ceil(self._context.grace.left_s())
                 raise UsageError(f"nothing was removed: reload grace period after a dry run, {left_s} s left")
-            if self._context.agent is not in_force or self._context.renew.is_set():
+            if self._context.agent is not agent or self._context.renew.is_set():
                 raise NodeAgentError("nothing was removed: the configuration changed during the request; retry")
             self._stop = stop
             try:
