@@ -161,18 +161,6 @@ def read_memory_min(directory: str) -> int | None:
     return _number(f"{directory}/memory.min")
 
 
-def read_memory_low(directory: str) -> int | None:
-    """Return ``memory.low`` of a cgroup in bytes, 0 if unset; ``None`` if unreadable."""
-    return _number(f"{directory}/memory.low")
-
-
-def read_file_cache(directory: str) -> tuple[int, int] | None:
-    """Return the active and the inactive file pages of a cgroup in bytes; ``None`` if unreadable."""
-    text = _read(f"{directory}/memory.stat")
-    active, inactive = _field(text, b"active_file"), _field(text, b"inactive_file")
-    return None if active is None or inactive is None else (active, inactive)
-
-
 def read_memory_stall_us(directory: str) -> int | None:
     """Return the time for which processes of a cgroup waited for memory, in microseconds; ``None`` without PSI.
 
@@ -316,10 +304,15 @@ def read_cache(directories: Iterable[str]) -> CgroupCache | None:
     """Return the sums over cgroups; ``None`` if a value cannot be read. Without PSI the stall time is 0."""
     total = CgroupCache(0, 0, 0, 0, 0)
     for each in directories:
-        file, used, low = read_file_cache(each), read_working_set(each), read_memory_low(each)
-        if file is None or used is None or low is None:
+        text, current, low = (
+            _read(f"{each}/memory.stat"),
+            _number(f"{each}/memory.current"),
+            _number(f"{each}/memory.low"),
+        )
+        active, inactive = _field(text, b"active_file"), _field(text, b"inactive_file")
+        if active is None or inactive is None or current is None or low is None:
             return None
-        added = (*file, used, low, read_memory_stall_us(each) or 0)
+        added = (active, inactive, max(0, current - inactive), low, read_memory_stall_us(each) or 0)
         total = CgroupCache(*(one + other for one, other in zip(total, added, strict=True)))
     return total
 
