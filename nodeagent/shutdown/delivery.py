@@ -24,7 +24,8 @@ from nodeagent.model import ContainerState
 from nodeagent.shutdown.plan.budget import delayed_kill_ms
 
 if TYPE_CHECKING:
-    from nodeagent.shutdown.recorder import ContainerStop, PodRecord, Processes, Stopper
+    from nodeagent.host.container_processes import ContainerProcesses
+    from nodeagent.shutdown.recorder import ContainerStop, PodRecord, Stopper
 
 RETRY_S: Final = 0.2
 _BATCH: Final = 16
@@ -45,7 +46,11 @@ class Delivery:
     """
 
     def __init__(
-        self, stopper: Stopper, processes: Processes, elapsed_ms: Callable[[], int], on_change: Callable[[], None]
+        self,
+        stopper: Stopper,
+        processes: ContainerProcesses,
+        elapsed_ms: Callable[[], int],
+        on_change: Callable[[], None],
     ) -> None:
         """Prepare a delivery.
 

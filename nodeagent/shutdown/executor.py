@@ -39,7 +39,6 @@ from nodeagent.shutdown.recorder import (
     NO_TERM,
     ContainerStop,
     PodRecord,
-    Processes,
     RunningPod,
     ShutdownRecorder,
     Stopper,
@@ -47,6 +46,7 @@ from nodeagent.shutdown.recorder import (
 )
 
 if TYPE_CHECKING:
+    from nodeagent.host.container_processes import ContainerProcesses
     from nodeagent.shutdown.pods import PodCache
 
 _LIST_WITHIN_S: Final = 2.0
@@ -79,7 +79,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
     stopper: Stopper
     elapsed_ms: Callable[[], int]
     list_pods: Callable[[], Awaitable[Sequence[RunningPod]]]
-    processes: Processes
+    processes: ContainerProcesses
     on_phase: Callable[[str, int], None] = lambda _name, _pods: None
     on_pod: Callable[[StoppedPod], None] = lambda _: None
     on_change: Callable[[], None] = lambda: None

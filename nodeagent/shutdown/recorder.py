@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -201,42 +201,6 @@ class Stopper(Protocol):
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox with its containers."""
-
-
-class Processes(Protocol):
-    """The processes of containers, independent of the runtime."""
-
-    on_change: Callable[[], None]
-
-    async def locate(self, container_ids: Collection[str], /) -> bool:
-        """Find the processes of containers; return whether containers without found processes have no processes."""
-
-    def watch(self, container_ids: Collection[str], /) -> None:
-        """Call ``on_change`` when the processes of a located container have ended."""
-
-    def is_located(self, container_id: str, /) -> bool:
-        """Return whether the processes of a container were found; they may have ended since."""
-
-    def is_populated(self, container_id: str, /) -> bool | None:
-        """Return whether a container has processes; ``None`` if its processes were not found."""
-
-    def terminate(self, container_id: str, /) -> bool:
-        """Send TERM to the main process of a container; return whether the process was signalled."""
-
-    def kill(self, container_id: str, /) -> bool:
-        """Send KILL to all processes of a container; return whether any process was signalled."""
-
-    def has_stopped_shim(self, container_id: str, /) -> bool:
-        """Return whether the runtime's shim of a container is stopped."""
-
-    def has_pending_term(self, container_id: str, /) -> bool:
-        """Return whether a TERM is pending in the main process of a container."""
-
-    def is_delayed(self, container_id: str, /) -> bool:
-        """Return whether the main process of a container is waiting for CPU, memory or disk."""
-
-    def cpu_us(self, container_id: str, /) -> int | None:
-        """Return the CPU time of a container in microseconds; ``None`` if unknown."""
 
 
 class RunningPod(Record):

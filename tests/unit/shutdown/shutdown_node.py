@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnavailableError
+from nodeagent.host.container_processes import ContainerProcesses
 from nodeagent.model import Container, ContainerState, ShutdownPod
 from nodeagent.record import replace
 from nodeagent.shutdown.executor import ShutdownRun
@@ -32,7 +33,7 @@ def pod(name: str, priority: int = 0, *containers: str, grace_s: float | None = 
 
 
 @dataclass
-class Node:
+class Node(ContainerProcesses):
     """A fake node that records all signals and stop requests with their times in milliseconds.
 
     Attributes:
