@@ -20,22 +20,9 @@ from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
+from nodeagent.runtime import containerd_records as records
 from nodeagent.runtime.connection import CONTAINERD_SERVICES as _SERVICES
 from nodeagent.runtime.connection import Method, Request, Response, RuntimeConnection
-from nodeagent.runtime.containerd_records import (
-    Blob,
-    Ingest,
-    Lease,
-    LeasedResource,
-    Snapshot,
-    SnapshotUsage,
-    StoredContainer,
-    StoredImage,
-    decode_blob,
-    decode_lease_record,
-    decode_snapshot,
-    decode_stored_image,
-)
 from nodeagent.runtime.decode_cache import DecodeCache, PartCache
 from nodeagent.runtime.long_lists import LongList
 
@@ -148,10 +135,10 @@ class ContainerdClient:
         self._containers = LongList(connection, _CONTAINERS, _CONTAINERS_STREAMED)
         # an image has three small name records, so that the names of small nodes are cached too
         self._images = DecodeCache(
-            attrgetter("images"), decode_stored_image, key=attrgetter("name"), from_items=0, reuses=reuses_lists
+            attrgetter("images"), records.decode_stored_image, key=attrgetter("name"), from_items=0, reuses=reuses_lists
         )
-        self._blobs: PartCache[content_pb2.ListContentResponse, Blob] = PartCache(reuses=reuses_lists)
-        self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, Snapshot]] = {}
+        self._blobs: PartCache[content_pb2.ListContentResponse, records.Blob] = PartCache(reuses=reuses_lists)
+        self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, records.Snapshot]] = {}
 
     async def list_namespaces(self) -> tuple[str, ...]:
         """Return the names of all namespaces."""
@@ -187,19 +174,19 @@ class ContainerdClient:
         got = await self._connection.unary(_PLUGINS, request)
         return next((each.exports["path"] for each in got.plugins if each.exports.get("path")), "")
 
-    async def list_images(self, namespace: str | None = None) -> tuple[StoredImage, ...]:
+    async def list_images(self, namespace: str | None = None) -> tuple[records.StoredImage, ...]:
         """Return every image name in ``namespace``, by default the client's namespace."""
         got = await self._connection.unary(_IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata(namespace))
         if namespace not in (None, self.namespace):
-            return tuple(map(decode_stored_image, got.images))
+            return tuple(map(records.decode_stored_image, got.images))
         listing = self._images.start()
         listing.add(got)
         return listing.finish()
 
-    async def list_image_records(self) -> tuple[tuple[StoredImage, bytes], ...]:
+    async def list_image_records(self) -> tuple[tuple[records.StoredImage, bytes], ...]:
         """Return every image name, each with its complete record as an encoded message."""
         got = await self._call(_IMAGES, images_pb2.ListImagesRequest())
-        return tuple((decode_stored_image(each), each.SerializeToString()) for each in got.images)
+        return tuple((records.decode_stored_image(each), each.SerializeToString()) for each in got.images)
 
     async def create_image(self, encoded: bytes) -> bool:
         """Create an image name from its encoded record; return false if the name exists already, with any target.
@@ -215,10 +202,10 @@ class ContainerdClient:
             raise
         return True
 
-    async def get_image(self, name: str) -> StoredImage | None:
+    async def get_image(self, name: str) -> records.StoredImage | None:
         """Return the record of an image name; ``None`` if the name does not exist."""
         got = await self._find(_GET_IMAGE, images_pb2.GetImageRequest(name=name), name)
-        return None if got is None else decode_stored_image(got.image)
+        return None if got is None else records.decode_stored_image(got.image)
 
     async def label_image(self, name: str, key: str, value: str) -> bool:
         """Set one label of an image name; return whether the name exists."""
@@ -239,7 +226,7 @@ class ContainerdClient:
             request.target.CopyFrom(Descriptor(digest=target))
         return await self._find(_DELETE_IMAGE, request, name) is not None
 
-    async def list_content(self, known: Mapping[str, Blob] | None = None) -> dict[str, Blob]:
+    async def list_content(self, known: Mapping[str, records.Blob] | None = None) -> dict[str, records.Blob]:
         """Return every blob by digest.
 
         An entry of ``known`` is reused if the length of its record is unchanged: the labels of a blob depend on the
@@ -249,13 +236,13 @@ class ContainerdClient:
         known = known or {}
         texts: dict[str, str] = {}
 
-        def decode(batch: content_pb2.ListContentResponse) -> dict[str, Blob]:
+        def decode(batch: content_pb2.ListContentResponse) -> dict[str, records.Blob]:
             blobs = {}
             for info in batch.info:
                 digest = info.digest
                 blob = known.get(digest)
                 same = blob is not None and blob.record_bytes == info.ByteSize()
-                blobs[digest] = blob if blob is not None and same else decode_blob(info, texts)
+                blobs[digest] = blob if blob is not None and same else records.decode_blob(info, texts)
             return blobs
 
         listing = self._blobs.start()
@@ -272,17 +259,17 @@ class ContainerdClient:
             digests.update(info.digest for info in batch.info)
         return frozenset(digests)
 
-    async def get_blob(self, digest: str) -> Blob | None:
+    async def get_blob(self, digest: str) -> records.Blob | None:
         """Return the record of a blob; ``None`` if the blob does not exist."""
         got = await self._find(_CONTENT_INFO, content_pb2.InfoRequest(digest=digest), digest)
-        return None if got is None else decode_blob(got.info)
+        return None if got is None else records.decode_blob(got.info)
 
     async def delete_content(self, digest: str) -> bool:
         """Delete one blob's record; return whether the record existed. The next garbage collection frees the bytes."""
         request = content_pb2.DeleteContentRequest(digest=digest)
         return await self._find(_DELETE_CONTENT, request, digest) is not None
 
-    async def write_leased_blob(self, lease_id: str, data: bytes, labels: Mapping[str, str]) -> LeasedResource:
+    async def write_leased_blob(self, lease_id: str, data: bytes, labels: Mapping[str, str]) -> records.LeasedResource:
         """Write a small blob with labels as a resource of a lease; return the resource.
 
         containerd records blob, labels and lease in one transaction. Source: containerd header ``containerd-lease``.
@@ -296,21 +283,21 @@ class ContainerdClient:
         metadata = (*self._metadata(), (_LEASE_HEADER, lease_id))
         async for _ in self._connection.stream(_WRITE, request, target=digest, metadata=metadata):
             pass  # containerd answers the commit twice
-        return LeasedResource(digest, "content")
+        return records.LeasedResource(digest, "content")
 
-    async def list_ingests(self) -> tuple[Ingest, ...]:
+    async def list_ingests(self) -> tuple[records.Ingest, ...]:
         """Return the blobs being written."""
         got = await self._call(_INGESTS, content_pb2.ListStatusesRequest())
-        return tuple(Ingest(each.expected) for each in got.statuses)
+        return tuple(records.Ingest(each.expected) for each in got.statuses)
 
     async def list_snapshots(
-        self, snapshotter: str, known: Mapping[str, Snapshot] | None = None
-    ) -> dict[str, Snapshot]:
+        self, snapshotter: str, known: Mapping[str, records.Snapshot] | None = None
+    ) -> dict[str, records.Snapshot]:
         """Return every snapshot by key; entries of ``known`` with equal record length and creation time are reused."""
         known = known or {}
         texts: dict[str, str] = {}
 
-        def decode(batch: snapshots_pb2.ListSnapshotsResponse) -> dict[str, Snapshot]:
+        def decode(batch: snapshots_pb2.ListSnapshotsResponse) -> dict[str, records.Snapshot]:
             snapshots = {}
             for info in batch.info:
                 key = info.name
@@ -320,7 +307,7 @@ class ContainerdClient:
                     and snapshot.record_bytes == info.ByteSize()
                     and snapshot.created.nanos == info.created_at.nanos
                 )
-                snapshots[key] = snapshot if snapshot is not None and same else decode_snapshot(info, texts)
+                snapshots[key] = snapshot if snapshot is not None and same else records.decode_snapshot(info, texts)
             return snapshots
 
         cache = self._snapshots.get(snapshotter, PartCache(reuses=self._reuses_lists))
@@ -332,11 +319,11 @@ class ContainerdClient:
         self._snapshots[snapshotter] = cache  # only after success: image labels can name any snapshotter
         return listing.finish()
 
-    async def list_writable_snapshots(self, snapshotter: str) -> tuple[Snapshot, ...]:
+    async def list_writable_snapshots(self, snapshotter: str) -> tuple[records.Snapshot, ...]:
         """Return the uncommitted snapshots: snapshots of containers, and of layers being unpacked."""
         request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter, filters=["kind==active", "kind==view"])
         stream = self._connection.stream(_SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
-        return tuple([decode_snapshot(info) async for batch in stream for info in batch.info])
+        return tuple([records.decode_snapshot(info) async for batch in stream for info in batch.info])
 
     async def has_snapshot(self, snapshotter: str, key: str) -> bool:
         """Return whether a snapshot exists."""
@@ -344,7 +331,7 @@ class ContainerdClient:
         stream = self._connection.stream(_SNAPSHOTS, request, target=key, metadata=self._metadata())
         return any([info.name == key async for batch in stream for info in batch.info])
 
-    async def snapshot_usage(self, snapshotter: str, key: str) -> SnapshotUsage:
+    async def snapshot_usage(self, snapshotter: str, key: str) -> records.SnapshotUsage:
         """Return a snapshot's disk usage: recorded if committed, measured by this call if active.
 
         Raises:
@@ -355,7 +342,7 @@ class ContainerdClient:
         if not (0 <= got.size < _IMPOSSIBLE and 0 <= got.inodes < _IMPOSSIBLE):
             detail = f"impossible usage: {got.size} bytes, {got.inodes} inodes"
             raise RuntimeRequestError("Usage", key, "DATA_LOSS", detail)
-        return SnapshotUsage(got.size, got.inodes)
+        return records.SnapshotUsage(got.size, got.inodes)
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
         """Remove one snapshot without children; return whether the snapshot existed."""
@@ -376,33 +363,33 @@ class ContainerdClient:
         request = snapshots_pb2.PrepareSnapshotRequest(snapshotter=snapshotter, key=key)
         await self._call(_PREPARE_SNAPSHOT, request, key)
 
-    async def list_containers(self) -> tuple[StoredContainer, ...]:
+    async def list_containers(self) -> tuple[records.StoredContainer, ...]:
         """Return every container record, including records of sandboxes."""
-        found: list[StoredContainer] = []
+        found: list[records.StoredContainer] = []
         async for part in self._containers.read(containers_pb2.ListContainersRequest(), metadata=self._metadata()):
             found += [
-                StoredContainer(each.id, each.image, each.snapshotter, each.snapshot_key, dict(each.labels))
+                records.StoredContainer(each.id, each.image, each.snapshotter, each.snapshot_key, dict(each.labels))
                 for each in part.containers
             ]
         return tuple(found)
 
-    async def list_leases(self) -> tuple[Lease, ...]:
+    async def list_leases(self) -> tuple[records.Lease, ...]:
         """Return every lease, including expired ones."""
         got = await self._call(_LEASES, leases_pb2.ListRequest())
-        return tuple(map(decode_lease_record, got.leases))
+        return tuple(map(records.decode_lease_record, got.leases))
 
-    async def list_lease_resources(self, lease_id: str) -> tuple[LeasedResource, ...]:
+    async def list_lease_resources(self, lease_id: str) -> tuple[records.LeasedResource, ...]:
         """Return the resources of a lease; empty if the lease is absent."""
         request = leases_pb2.ListResourcesRequest(id=lease_id)
         got = await self._find(_LEASE_RESOURCES, request, lease_id)
-        return () if got is None else tuple(LeasedResource(each.id, each.type) for each in got.resources)
+        return () if got is None else tuple(records.LeasedResource(each.id, each.type) for each in got.resources)
 
     async def create_lease(self, lease_id: str, labels: Mapping[str, str]) -> None:
         """Create a lease. A lease without the label ``containerd.io/gc.expire`` (RFC 3339 time) never expires."""
         request = leases_pb2.CreateRequest(id=lease_id, labels=labels)
         await self._call(_CREATE_LEASE, request, lease_id)
 
-    async def add_lease_resource(self, lease_id: str, resource: LeasedResource) -> None:
+    async def add_lease_resource(self, lease_id: str, resource: records.LeasedResource) -> None:
         """Add a resource to a lease."""
         added = leases_pb2.Resource(id=resource.id, type=resource.type)
         request = leases_pb2.AddResourceRequest(id=lease_id, resource=added)
