@@ -127,9 +127,7 @@ def parse_textfile(text: str) -> str:
 
 
 def _socket_path(text: str) -> str:
-    path = text.removeprefix("unix:")
-    if path.startswith("//"):
-        path = path.removeprefix("//")
+    path = text.removeprefix("unix:").removeprefix("//")
     if not path.startswith("/") or "\0" in path or path != os.path.normpath(path) or path == "/":
         raise ValueError("must be an absolute path after unix:, such as unix:///run/nodeagent/metrics.sock")
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:

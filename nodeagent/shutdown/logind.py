@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from dbus_fast import Message, Variant
 
 
-CommandHandler = Callable[[inhibitor.Command, inhibitor.LogindState], None]
-"""Receives a command for the inhibitor task, with logind's state after the command."""
-Sleep = Callable[[float], Awaitable[None]]
-
-
 _PREPARE_RULE = (
     f"type='signal',sender='{dbus.LOGIND_NAME}',path='{dbus.LOGIND_PATH}',interface='{dbus.MANAGER}'"
     ",member='PrepareForShutdown'"
@@ -73,13 +68,13 @@ class ShutdownInhibitor:
 
     def __init__(  # noqa: PLR0913 - the bus, the lock of an earlier run and the seams of tests
         self,
-        on_command: CommandHandler,
+        on_command: Callable[[inhibitor.Command, inhibitor.LogindState], None],
         *,
         address: str = "",
         timings: Timings | None = None,
         adopted: int | None = None,
         has_earlier: bool = False,
-        sleep: Sleep = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Create an inhibitor; :meth:`run` requests the lock.
 

@@ -212,9 +212,8 @@ def _event_publisher(least: int) -> structlog.typing.Processor:
     return published
 
 
-def _escape_values(logger: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _escape_values(_: object, __: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Return an event with escaped values; called before the renderer, whose colour codes must not be escaped."""
-    del logger, name
     return {key: value if key == "exc_info" else _escaped(value) for key, value in values.items()}
 
 
