@@ -170,22 +170,20 @@ def read_files(path: Path | None) -> tuple[Path | None, dict[str, object], dict[
     return source, document, origins
 
 
-def _merge(document: dict[str, object], overlay: Mapping[str, object], source: str, origins: dict[str, str]) -> None:
-    """Merge the values of a file over the values of earlier files, and record their source."""
-
-    def into(table: dict[str, object], values: Mapping[str, object], prefix: str) -> None:
-        for key, value in values.items():
-            name = f"{prefix}{key}"
-            if not isinstance(value, dict):
-                table[key] = value
-                origins[name] = source
-                continue
-            inner = table.setdefault(key, {})
-            if not isinstance(inner, dict):
-                inner = table[key] = {}
-            into(inner, value, f"{name}.")
-
-    into(document, overlay, "")
+def _merge(
+    table: dict[str, object], values: Mapping[str, object], source: str, origins: dict[str, str], prefix: str = ""
+) -> None:
+    """Merge the values of a file, or of a table in it, over those of earlier files, and record their source."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if not isinstance(value, dict):
+            table[key] = value
+            origins[name] = source
+            continue
+        inner = table.setdefault(key, {})
+        if not isinstance(inner, dict):
+            inner = table[key] = {}
+        _merge(inner, value, source, origins, f"{name}.")
 
 
 def _dropins(path: Path) -> tuple[Path, ...]:

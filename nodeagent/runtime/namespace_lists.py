@@ -30,7 +30,6 @@ from nodeagent.runtime.metadata_graph import (
 )
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.runtime import containerd_records
     from nodeagent.runtime.containerd import ContainerdClient
 
@@ -306,7 +305,7 @@ def _same(new: Mapping[str, object], old: Mapping[str, object]) -> bool:
     return new is old or (len(new) == len(old) and all(old.get(key) is value for key, value in new.items()))
 
 
-class _Listed(Record):
+class Listed(Record):
     """Lists, with the database revision read before the lists, and the time of the lists."""
 
     revision: Hashable
@@ -314,35 +313,7 @@ class _Listed(Record):
     lists: NamespaceLists
 
 
-class NamespaceCache:
-    """Cache of the last lists of a namespace."""
-
-    def __init__(self, clock: Clock) -> None:
-        """Create an empty cache; ``clock`` decides on the expiry of leases."""
-        self._clock = clock
-        self._listed: _Listed | None = None
-
-    async def list(self, client: ContainerdClient, *, revision: Hashable, known: Stored | None) -> NamespaceLists:
-        """Return the lists of the namespace; the cached lists if the database revision is unchanged.
-
-        Args:
-            client: client of containerd, in the namespace to list.
-            revision: revision of the database, read before this call; ``None`` if unknown.
-            known: the reading of the last graph, whose unchanged entries are reused.
-
-        Raises:
-            RuntimeUnavailableError: no connection.
-            RuntimeRequestError: a list failed.
-        """
-        now, listed = self._clock.now(), self._listed
-        if revision is not None and listed is not None and listed.revision == revision and listed.at <= now:
-            return await _updated(client, listed.lists, now=now, known=known)
-        lists = await list_namespace(client, now=now, known=known)
-        self._listed = None if revision is None else _Listed(revision, now, lists)
-        return lists
-
-
-async def _updated(
+async def updated(
     client: ContainerdClient, lists: NamespaceLists, *, now: datetime, known: Stored | None
 ) -> NamespaceLists:
     """Return lists with unchanged records, with the current ingests, and without leases that have expired."""

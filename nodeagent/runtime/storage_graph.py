@@ -254,7 +254,7 @@ class LayerCache:
         self._targets: dict[str, tuple[str, Stamp]] = {}
         self._stored: frozenset[Node] | None = None
         self._missing: frozenset[tuple[str, str]] = frozenset()
-        self._namespace = namespace_lists.NamespaceCache(self._clock)
+        self._listed: namespace_lists.Listed | None = None
 
     async def build(
         self,
@@ -383,9 +383,24 @@ class LayerCache:
     async def list_namespace(
         self, client: ContainerdClient, revision: Hashable = None
     ) -> namespace_lists.NamespaceLists:
-        """Return the lists of the namespace; entries unchanged since the last graph are shared with it."""
+        """Return the lists of the namespace; entries unchanged since the last graph are shared with it.
+
+        Args:
+            client: client of containerd, in the namespace to list.
+            revision: revision of the database, read before this call; ``None`` if unknown. With the revision of the
+                last lists, these are returned, without expired leases and with the current ingests.
+
+        Raises:
+            RuntimeUnavailableError: no connection.
+            RuntimeRequestError: a list failed.
+        """
         known = self._layout.stored if self._layout else None
-        return await self._namespace.list(client, revision=revision, known=known)
+        now, listed = self._clock.now(), self._listed
+        if revision is not None and listed is not None and listed.revision == revision and listed.at <= now:
+            return await namespace_lists.updated(client, listed.lists, now=now, known=known)
+        lists = await namespace_lists.list_namespace(client, now=now, known=known)
+        self._listed = None if revision is None else namespace_lists.Listed(revision, now, lists)
+        return lists
 
     async def _current(
         self,

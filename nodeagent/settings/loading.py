@@ -112,15 +112,16 @@ def checked(origin: Origin) -> Settings:
         ConfigError: the configuration is invalid; one line per error.
     """
     loaded = load(origin.path, dict(origin.overrides))
-    own = loaded.config.settings()
     found = effective(loaded)
-    return replace(
-        own,
-        dry_run=own.dry_run or origin.dry_run,
-        origin=origin,
-        values=tuple((key, toml_value(value)) for key, (value, _) in found.items()),
-        sources=tuple((key, source) for key, (_, source) in found.items() if source != DEFAULT_SOURCE),
-    )
+    sources = tuple((key, source) for key, (_, source) in found.items() if source != DEFAULT_SOURCE)
+    return replace(_settings(loaded.config, origin, found), sources=sources)
+
+
+def _settings(config: Config, origin: Origin, values: Mapping[str, tuple[object, str]]) -> Settings:
+    """Return the settings of a configuration; ``values`` are those of its files by dotted key, with their sources."""
+    own = config.settings()
+    shown = tuple((key, toml_value(value)) for key, (value, _) in values.items())
+    return replace(own, dry_run=own.dry_run or origin.dry_run, origin=origin, values=shown)
 
 
 def _key_of_variable(name: str) -> str:
@@ -239,16 +240,10 @@ def standby_settings(
         loaded = None
     if loaded is None and not has_lock:
         return None
-    own = (Config() if loaded is None else loaded.config).settings()
-    found = {} if loaded is None else effective(loaded)
-    return replace(
-        own,
-        dry_run=own.dry_run or origin.dry_run,
-        origin=origin,
-        values=tuple((key, toml_value(value)) for key, (value, _) in found.items()),
-        invalid_because=str(problem),
-        standby_source="defaults" if loaded is None else str(path),
-    )
+    settings, source = _settings(Config(), origin, {}), "defaults"
+    if loaded is not None:
+        settings, source = _settings(loaded.config, origin, effective(loaded)), str(path)
+    return replace(settings, invalid_because=str(problem), standby_source=source)
 
 
 FILE_NAME: Final = "last-settings.toml"

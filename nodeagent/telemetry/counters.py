@@ -363,9 +363,9 @@ def _stamps(name: str) -> Callable[[Counters, Mapping[str, object]], None]:
     return lambda counters, _: counters.set(name, counters.now_s)
 
 
-def _failed_as(end: str) -> Callable[[Counters, Mapping[str, object]], None]:
-    """Return a handler that counts a pass that has no ``pass_finished`` event, with the result ``end``."""
-    return lambda counters, event: counters.add("nodeagent_passes_total", _text(event, "loop"), end)
+def _failed_as(end: str, scope: str = "loop") -> Callable[[Counters, Mapping[str, object]], None]:
+    """Return a handler that counts a pass that has no ``pass_finished`` event; ``scope`` is a key of the event."""
+    return lambda counters, event: counters.add("nodeagent_passes_total", _text(event, scope), end)
 
 
 _HANDLERS: Final[Mapping[str, Callable[[Counters, Mapping[str, object]], None]]] = {
@@ -375,9 +375,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Counters, Mapping[str, object]], None]]]
     "pass_finished": _pass_finished,
     "pass_failed": _failed_as("failed"),
     "pass_crashed": _failed_as("crashed"),
-    "pass_interrupted": lambda counters, event: counters.add(
-        "nodeagent_passes_total", _text(event, "scope"), "interrupted"
-    ),
+    "pass_interrupted": _failed_as("interrupted", "scope"),
     "removal": _removal,
     "would_remove": _removal,
     "evicted": _eviction,
