@@ -68,9 +68,7 @@ def cluster_findings(settings: Settings) -> Iterator[node.Finding]:
     name = node_name(settings.kubelet.node_name)
     used = [each for each in SETTINGS if getattr(settings.kubernetes, each)]
     if not used:
-        yield node.Finding(
-            node.API_CHECK, node.Verdict.SKIPPED, f"no setting uses the API server: {', '.join(SETTINGS)}"
-        )
+        yield node.Finding.skipped(node.API_CHECK, f"no setting uses the API server: {', '.join(SETTINGS)}")
         return
     facts = run_async(read_api_access(access, name, used))
     yield node.check_api_access(
@@ -98,7 +96,7 @@ def memory_finding(settings: Settings, root: Path) -> node.Finding:
     )
     reading = next((each for each in observations if each.signal is Signal.MEMORY_AVAILABLE), None)
     if reading is None:
-        return node.Finding(node.MEMORY_CHECK, node.Verdict.SKIPPED, "; ".join(unread))
+        return node.Finding.skipped(node.MEMORY_CHECK, "; ".join(unread))
     estimate = eviction.kernel_estimate or eviction.memory_source is MemorySource.MEM_AVAILABLE
     return node.check_memory_thresholds(eviction.thresholds, reading, kernel_estimate=estimate)
 
@@ -172,7 +170,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[nod
                 is_denied = not is_root and finding.fix and _DENIED in finding.evidence.lower()
                 yield node.denied(finding.check, finding.evidence) if is_denied else finding
         except (NodeAgentError, OSError, ValueError) as error:
-            yield node.Finding(name, node.Verdict.WARNING, f"check failed: {error}", "run the check again")
+            yield node.Finding.warning(name, f"check failed: {error}", "run the check again")
 
 
 def access_problem(directory: Path) -> str:
@@ -191,7 +189,7 @@ def agent_findings(settings: Settings) -> Iterator[node.Finding]:
     """Yield the readiness of the running agent, and whether the group of the control socket exists."""
     control = settings.control
     if control.socket is None:
-        yield node.Finding("agent", node.Verdict.SKIPPED, 'control API disabled: control.socket = ""')
+        yield node.Finding.skipped("agent", 'control API disabled: control.socket = ""')
         return
     try:
         status = connect(control.socket).call("Status", Status, within_s=_STATUS_WITHIN_S)
@@ -203,11 +201,8 @@ def agent_findings(settings: Settings) -> Iterator[node.Finding]:
         agent = status.agent
         yield node.check_agent("", agent.problems, agent.pid if isinstance(agent.pid, int) else None)
         for statement in status.unrelieved:
-            yield node.Finding(
-                "shortage",
-                node.Verdict.PROBLEM,
-                statement,
-                "free the resource manually; see nodeagent du --details and top",
+            yield node.Finding.problem(
+                "shortage", statement, "free the resource manually; see nodeagent du --details and top"
             )
     yield node.check_control_group(control.group, group_number(control.group) is not None)
 
@@ -220,9 +215,7 @@ def runtime_findings(settings: Settings) -> Iterator[node.Finding]:
     try:
         yield from run_async(_query_runtime(settings))
     except NodeAgentError as error:
-        yield node.Finding(
-            "runtime", node.Verdict.PROBLEM, str(error), "systemctl status containerd; or set runtime.endpoint"
-        )
+        yield node.Finding.problem("runtime", str(error), "systemctl status containerd; or set runtime.endpoint")
 
 
 async def _query_runtime(settings: Settings) -> list[node.Finding]:
@@ -231,9 +224,8 @@ async def _query_runtime(settings: Settings) -> list[node.Finding]:
         status = await agent.cri.status()
         snapshot = await agent.observer.observe(Scope.ALL)
         findings = [
-            node.Finding(
+            node.Finding.problem(
                 "runtime",
-                node.Verdict.OK if status.ready else node.Verdict.PROBLEM,
                 "; ".join([f"{info.name} {info.version}, CRI {info.api_version}", *status.problems]),
                 "" if status.ready else "runtime not ready: see its log, such as journalctl -u containerd",
             )
@@ -269,14 +261,11 @@ async def _query_runtime(settings: Settings) -> list[node.Finding]:
 
 def _accounting_finding(agent: Agent, snapshot: NodeSnapshot) -> node.Finding:
     if not agent.storage.enabled:
-        return node.Finding(
-            "containerd-api", node.Verdict.SKIPPED, "runtime.containerd_api is off; sizes are upper bounds"
-        )
+        return node.Finding.skipped("containerd-api", "runtime.containerd_api is off; sizes are upper bounds")
     if snapshot.storage is not None:
-        return node.Finding("containerd-api", node.Verdict.OK, "shared layers are counted once")
-    return node.Finding(
+        return node.Finding.ok("containerd-api", "shared layers are counted once")
+    return node.Finding.warning(
         "containerd-api",
-        node.Verdict.WARNING,
         "layers not available from the containerd API; sizes are upper bounds",
         "set runtime.endpoint to the socket of containerd, not to a proxy of CRI alone",
     )
@@ -306,9 +295,8 @@ def _unplaced_findings(snapshot: NodeSnapshot) -> Iterator[node.Finding]:
     known = {store for each in several for store in each.stores}
     unknown = sorted(storage.stores - known - {""}) if storage is not None and several else []
     if unknown:
-        yield node.Finding(
+        yield node.Finding.warning(
             "snapshotters",
-            node.Verdict.WARNING,
             f"directory of {', '.join(unknown)} unknown: its snapshots count as freed on no image filesystem",
             'set exports.root of the snapshotter in the configuration of containerd ("proxy_plugins")',
         )
@@ -338,7 +326,7 @@ def shutdown_findings(
     yield node.check_delay(budget, off=configured_off)
     yield node.check_lock(*lock_held(facts, problem), off=off)
     for warning in delay.warnings:
-        yield node.Finding("logind-delay", node.Verdict.WARNING, warning)
+        yield node.Finding.warning("logind-delay", warning)
 
 
 def role_findings(settings: Settings, root: Path) -> Iterator[node.Finding]:
@@ -419,34 +407,33 @@ def hold_finding(settings: Settings) -> node.Finding:
     try:
         count = len(HoldFile(settings.state_directory).read())
     except NodeAgentError as error:
-        return node.Finding(
-            "holds", node.Verdict.PROBLEM, f"{error}; no image is removed meanwhile", "repair or remove the hold file"
+        return node.Finding.problem(
+            "holds", f"{error}; no image is removed meanwhile", "repair or remove the hold file"
         )
-    return node.Finding("holds", node.Verdict.OK, f"{count} hold(s)")
+    return node.Finding.ok("holds", f"{count} hold(s)")
 
 
 def _history_finding(settings: Settings) -> node.Finding:
     try:
         History(settings.state_directory).check()
     except NodeAgentError as error:
-        return node.Finding("history", node.Verdict.WARNING, str(error), "none needed: the next pass replaces the file")
-    return node.Finding("history", node.Verdict.OK, "readable")
+        return node.Finding.warning("history", str(error), "none needed: the next pass replaces the file")
+    return node.Finding.ok("history", "readable")
 
 
 def _journal_finding(root: Path) -> node.Finding:
     if host_facts.has_journald(root):
-        return node.Finding("journal", node.Verdict.OK, "journald is listening")
-    return node.Finding("journal", node.Verdict.SKIPPED, "journald not found: the log is written to standard error")
+        return node.Finding.ok("journal", "journald is listening")
+    return node.Finding.skipped("journal", "journald not found: the log is written to standard error")
 
 
 def _unit_finding() -> node.Finding:
     exposure = host_facts.read_unit_exposure(UNIT)
     if exposure is None:
-        return node.Finding("unit", node.Verdict.SKIPPED, f"{UNIT} not installed, or systemd not running")
+        return node.Finding.skipped("unit", f"{UNIT} not installed, or systemd not running")
     hardened = exposure <= _MAXIMUM_EXPOSURE
-    return node.Finding(
+    return node.Finding.warning(
         "unit",
-        node.Verdict.OK if hardened else node.Verdict.WARNING,
         f"exposure {exposure:g} of 10",
         "" if hardened else "use the unit as installed; a drop-in removes its sandboxing",
     )
@@ -478,14 +465,14 @@ def examine(
         settings = load_settings(config, overrides)
     except ConfigError as error:
         findings = [
-            node.Finding("configuration", node.Verdict.PROBLEM, each, _TRUST_FIX if UNTRUSTED in each else _FORM_FIX)
+            node.Finding.problem("configuration", each, _TRUST_FIX if UNTRUSTED in each else _FORM_FIX)
             for each in str(error).splitlines()
         ]
     else:
         for fix in fixes:
             fix(settings)
         checked = run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
-        findings = [node.Finding("configuration", node.Verdict.OK, "valid"), *checked]
+        findings = [node.Finding.ok("configuration", "valid"), *checked]
     if form != "table":
         document = diagnostics.Doctor(findings=tuple(diagnostics.Finding(**structs.asdict(each)) for each in findings))
         sys.stdout.write(encode(document, form))

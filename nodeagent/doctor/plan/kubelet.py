@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Final
 
-from nodeagent.doctor.plan.node import Finding, Verdict
+from nodeagent.doctor.plan.node import Finding
 from nodeagent.model.pods import Completeness, PodListReading
 from nodeagent.text import masked
 
@@ -26,30 +26,25 @@ def check_pod_list(reading: PodListReading | None, *, is_watched: bool = False) 
     """
     if reading is None:
         start = "its binding on, by kubernetes.watch_pods" if is_watched else "its first container on"
-        return Finding(
+        return Finding.skipped(
             "pod-list",
-            Verdict.SKIPPED,
             f"kubelet.url is not set: the image of a pod bound to this node is kept from {start}; images of static "
             "manifests are kept always",
         )
     if reading.error:
         effect = "images of new pods are not kept" if reading.observed_at else "no image is removed"
-        return Finding(
-            "pod-list",
-            Verdict.PROBLEM,
-            f"{reading.error}: {effect}",
-            "check url, credentials and ca_file in [kubelet]",
+        return Finding.problem(
+            "pod-list", f"{reading.error}: {effect}", "check url, credentials and ca_file in [kubelet]"
         )
     evidence = f"{reading.address}: {reading.pods} pods"
     if reading.completeness is Completeness.PARTIAL:
-        return Finding(
+        return Finding.warning(
             "pod-list",
-            Verdict.WARNING,
             f"{evidence}; {reading.detail}: no image is removed until the kubelet has synced with the API server",
             "check the kubelet's connection to the API server: journalctl -u kubelet",
         )
     note = f"; {reading.detail}" if reading.detail else ""
-    return Finding("pod-list", Verdict.OK, f"{evidence}{note}; a missing pod does not count as deleted")
+    return Finding.ok("pod-list", f"{evidence}{note}; a missing pod does not count as deleted")
 
 
 def check_kubelet_config(
@@ -65,18 +60,16 @@ def check_kubelet_config(
     """
     name = "kubelet-config"
     if problems:
-        return Finding(name, Verdict.WARNING, "; ".join(problems), "correct the file, or run as root")
+        return Finding.warning(name, "; ".join(problems), "correct the file, or run as root")
     if found is None:
-        return Finding(name, Verdict.SKIPPED, _unseen(has_kubelet=has_kubelet))
+        return Finding.skipped(name, _unseen(has_kubelet=has_kubelet))
     values = {
         "images removed from": f"{_high_percent(found)}%",
         "evictionHard imagefs.available": _eviction_amount(found),
         "shutdownGracePeriod": _text(found.get("shutdownGracePeriod", "0s")),
     }
-    return Finding(
-        name,
-        Verdict.OK,
-        f"{', '.join(sources) or 'defaults'}: {', '.join(f'{key} {value}' for key, value in values.items())}",
+    return Finding.ok(
+        name, f"{', '.join(sources) or 'defaults'}: {', '.join(f'{key} {value}' for key, value in values.items())}"
     )
 
 
@@ -89,12 +82,11 @@ def check_runtime_endpoint(kubelet: str, agent: str) -> Finding:
     name = "kubelet-runtime"
     if not kubelet or not agent:
         unknown = "kubelet" if not kubelet else "agent"
-        return Finding(name, Verdict.SKIPPED, f"socket of the {unknown} unknown")
+        return Finding.skipped(name, f"socket of the {unknown} unknown")
     if kubelet == agent:
-        return Finding(name, Verdict.OK, f"kubelet and agent use {_text(agent)}")
-    return Finding(
+        return Finding.ok(name, f"kubelet and agent use {_text(agent)}")
+    return Finding.problem(
         name,
-        Verdict.PROBLEM,
         f"the kubelet uses {_text(kubelet)}, the agent {_text(agent)}: their pods and images differ",
         f'set runtime.endpoint = "unix://{_text(kubelet)}"',
     )
@@ -113,15 +105,14 @@ def check_kubelet(
         collects_from: usage in percent at which the agent starts to remove images; ``None`` if image GC is disabled.
     """
     if found is None:
-        return [Finding("kubelet-overlap", Verdict.SKIPPED, _unseen(has_kubelet=has_kubelet))]
+        return [Finding.skipped("kubelet-overlap", _unseen(has_kubelet=has_kubelet))]
     findings = []
     if collects_from is not None:
         findings += _check_image_gc(found, collects_from)
     if evicts:
         findings.append(
-            Finding(
+            Finding.warning(
                 "kubelet-overlap-eviction",
-                Verdict.WARNING,
                 "the kubelet evicts too, and restarts pods that the agent evicts",
                 'set eviction.enabled = "off", or "auto"',
             )
@@ -129,16 +120,13 @@ def check_kubelet(
     grace = _text(found.get("shutdownGracePeriod", "0s"))
     if stops and (grace not in ("0", "0s", "") or found.get("shutdownGracePeriodByPodPriority")):
         findings.append(
-            Finding(
+            Finding.problem(
                 "kubelet-overlap-shutdown",
-                Verdict.PROBLEM,
                 f"the kubelet stops pods at shutdown too (shutdownGracePeriod {grace})",
                 'set shutdown.enabled = "off", or remove shutdownGracePeriod from the kubelet',
             )
         )
-    return findings or [
-        Finding("kubelet-overlap", Verdict.OK, "no task is performed by both the kubelet and the agent")
-    ]
+    return findings or [Finding.ok("kubelet-overlap", "no task is performed by both the kubelet and the agent")]
 
 
 def _unseen(*, has_kubelet: bool) -> str:
@@ -165,9 +153,8 @@ def _check_image_gc(found: Mapping[str, object], collects_from: int) -> list[Fin
     text, level = min(levels.items(), key=itemgetter(1))
     recommended = max(1, level - _DISTANCE_PERCENT)
     return [
-        Finding(
+        Finding.warning(
             "kubelet-overlap-images",
-            Verdict.WARNING,
             f"the kubelet removes images at {level}% ({text}), before the agent does ({collects_from}%)",
             f"set image_gc.high_threshold_percent = {recommended} and low_threshold_percent = "
             f"{max(0, recommended - _DISTANCE_PERCENT)}, so that the kubelet is the backstop",

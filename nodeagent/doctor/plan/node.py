@@ -45,15 +45,34 @@ class Finding(Record):
     evidence: str
     fix: str = ""
 
+    @classmethod
+    def ok(cls, check: str, evidence: str) -> Finding:
+        """Return the finding of a passed check."""
+        return cls(check, Verdict.OK, evidence)
+
+    @classmethod
+    def warning(cls, check: str, evidence: str, fix: str = "") -> Finding:
+        """Return a finding that limits the agent."""
+        return cls(check, Verdict.WARNING, evidence, fix)
+
+    @classmethod
+    def problem(cls, check: str, evidence: str, fix: str) -> Finding:
+        """Return a finding that prevents a function of the agent."""
+        return cls(check, Verdict.PROBLEM, evidence, fix)
+
+    @classmethod
+    def skipped(cls, check: str, evidence: str, fix: str = "") -> Finding:
+        """Return the finding of a check that is not applicable, or not possible."""
+        return cls(check, Verdict.SKIPPED, evidence, fix)
+
 
 def check_stalls(known: Iterable[str]) -> Finding:
     """Return the finding on PSI; ``known`` are the resources with pressure stall information."""
     missing = sorted({"memory", "io"} - set(known))
     if not missing:
-        return Finding("pressure-stalls", Verdict.OK, "PSI available for memory and io")
-    return Finding(
+        return Finding.ok("pressure-stalls", "PSI available for memory and io")
+    return Finding.warning(
         "pressure-stalls",
-        Verdict.WARNING,
         f"PSI unavailable for {' and '.join(missing)}: thresholds are only polled",
         "add psi=1 to the kernel command line and reboot",
     )
@@ -62,40 +81,35 @@ def check_stalls(known: Iterable[str]) -> Finding:
 def check_cgroups(controllers: Iterable[str] | None) -> Finding:
     """Return the finding on the cgroup v2 controllers; ``controllers`` is ``None`` with cgroup v1."""
     if controllers is None:
-        return Finding(
+        return Finding.warning(
             "cgroups",
-            Verdict.WARNING,
             "cgroup v1: memory and PIDs of pods are known from the runtime only",
             "add systemd.unified_cgroup_hierarchy=1 to the kernel command line and reboot",
         )
     missing = sorted({"memory", "pids"} - set(controllers))
     if missing:
-        return Finding(
-            "cgroups",
-            Verdict.PROBLEM,
-            f"cgroup v2 without {', '.join(missing)}",
-            "enable the controllers in the kernel",
+        return Finding.problem(
+            "cgroups", f"cgroup v2 without {', '.join(missing)}", "enable the controllers in the kernel"
         )
-    return Finding("cgroups", Verdict.OK, "cgroup v2 with memory and pids")
+    return Finding.ok("cgroups", "cgroup v2 with memory and pids")
 
 
 def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
     """Return the finding on whether logind's delay limit permits the configured time of the shutdown phases."""
     if off:
-        return Finding("logind-delay", Verdict.SKIPPED, f"pods are not stopped in order: {off}")
+        return Finding.skipped("logind-delay", f"pods are not stopped in order: {off}")
     limit = "no limit" if budget.limit_ms is None else format_duration(budget.limit_ms / 1000)
     requested = format_duration(budget.requested_ms / 1000)
     limits = f"logind allows {limit} ({budget.limit.set_by}), the phases request {requested}"
     if budget.granted_ms >= budget.requested_ms:
-        return Finding("logind-delay", Verdict.OK, limits)
+        return Finding.ok("logind-delay", limits)
     effect = (
         f"they are scaled to {budget.granted_ms / 1000:g}s"
         if budget.suffices_at_signal
         else "too short: no pod is stopped at the signal, only by the unit's stop hook within TimeoutStopSec"
     )
-    return Finding(
+    return Finding.warning(
         "logind-delay",
-        Verdict.WARNING,
         f"{limits}: {effect}",
         "nodeagent doctor --fix-logind writes a drop-in with a sufficient limit, and reloads logind",
     )
@@ -104,21 +118,18 @@ def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
 def check_lock(held: bool, because: str, *, off: str) -> Finding:  # noqa: FBT001 - a reading
     """Return the finding on the inhibitor lock; ``because`` is the evidence."""
     if off:
-        return Finding("inhibitor", Verdict.SKIPPED, f"graceful shutdown disabled: {off}")
+        return Finding.skipped("inhibitor", f"graceful shutdown disabled: {off}")
     if held:
-        return Finding("inhibitor", Verdict.OK, because)
-    return Finding("inhibitor", Verdict.WARNING, because, "start the daemon: systemctl start nodeagent")
+        return Finding.ok("inhibitor", because)
+    return Finding.warning("inhibitor", because, "start the daemon: systemctl start nodeagent")
 
 
 def check_image_removal(*, transactional: bool, configured: bool) -> Finding:
     """Return the finding on whether an image removal keeps images of container creations in progress."""
     if transactional:
-        return Finding(
-            "image-removal", Verdict.OK, "in transactions: images of container creations in progress are kept"
-        )
-    return Finding(
+        return Finding.ok("image-removal", "in transactions: images of container creations in progress are kept")
+    return Finding.warning(
         "image-removal",
-        Verdict.WARNING,
         "through CRI: a container creation within the RemoveImage call can lose its image record; a restart of the "
         "container then requires a pull",
         'set image_gc.removal = "auto"' if configured else "requires containerd and its API (runtime.containerd_api)",
@@ -141,21 +152,19 @@ def check_sandbox_image(name: str | None, *, listed: bool, pinned: bool, beside_
     Source: kubelet ``imagesInEvictionOrder``, which excludes only pinned images and images of listed containers.
     """
     if name is None:
-        return Finding("sandbox-image", Verdict.SKIPPED, "not reported by the runtime; images in use are kept anyway")
+        return Finding.skipped("sandbox-image", "not reported by the runtime; images in use are kept anyway")
     if not listed:
-        return Finding(
+        return Finding.warning(
             "sandbox-image",
-            Verdict.WARNING,
             f"{name} not found on the node: no pod can start before a pull of it",
             f"ctr -n k8s.io images pull {name}",
         )
     if pinned:
-        return Finding("sandbox-image", Verdict.OK, f"{name} is pinned")
+        return Finding.ok("sandbox-image", f"{name} is pinned")
     if not beside_kubelet:
-        return Finding("sandbox-image", Verdict.OK, f"{name} is not pinned in the runtime; the agent keeps it")
-    return Finding(
+        return Finding.ok("sandbox-image", f"{name} is not pinned in the runtime; the agent keeps it")
+    return Finding.warning(
         "sandbox-image",
-        Verdict.WARNING,
         f"{name} is not pinned: the kubelet's image GC may remove it, and then no new pod starts; the agent keeps it",
         "nodeagent doctor --fix-pin sets the label io.cri-containerd.pinned; if it is still not pinned, restart or "
         "update containerd, or keep a container of this image on the node, such as one of a DaemonSet",
@@ -165,15 +174,14 @@ def check_sandbox_image(name: str | None, *, listed: bool, pinned: bool, beside_
 def check_snapshotter(name: str | None) -> Finding:
     """Return the finding on the snapshotter; ``name`` is ``None`` if the runtime does not report it."""
     if name is None:
-        return Finding("snapshotter", Verdict.SKIPPED, "not reported by the runtime; labels of the images are used")
+        return Finding.skipped("snapshotter", "not reported by the runtime; labels of the images are used")
     if name in _LAZY_SNAPSHOTTERS:
-        return Finding(
+        return Finding.warning(
             "snapshotter",
-            Verdict.WARNING,
             f"{name} fetches layers when they are read: image sizes can grow after they were measured",
             "set a lower image_gc.high_threshold_percent",
         )
-    return Finding("snapshotter", Verdict.OK, name)
+    return Finding.ok("snapshotter", name)
 
 
 def check_image_filesystem(path: str | None, used_percent: int = 0, *, hidden_by: str = "") -> Finding:
@@ -183,21 +191,19 @@ def check_image_filesystem(path: str | None, used_percent: int = 0, *, hidden_by
     agent.
     """
     if path is None:
-        return Finding(
+        return Finding.problem(
             "imagefs",
-            Verdict.PROBLEM,
             "cannot read the image filesystem; no image is removed by threshold",
             "set runtime.imagefs_path to a path on the image filesystem",
         )
     usage = f"{path} is {used_percent}% full"
     if hidden_by:
-        return Finding(
+        return Finding.problem(
             "imagefs",
-            Verdict.PROBLEM,
             f"{usage}; {hidden_by} hides home directories from the daemon",
             f"systemctl edit {hidden_by}: BindReadOnlyPaths={path} in section [Service]",
         )
-    return Finding("imagefs", Verdict.OK, usage)
+    return Finding.ok("imagefs", usage)
 
 
 def check_split(places: Mapping[str, int | None], image_filesystems: int) -> Finding:
@@ -209,9 +215,8 @@ def check_split(places: Mapping[str, int | None], image_filesystems: int) -> Fin
     """
     unread = [name for name, device in places.items() if device is None]
     if unread:
-        return Finding(
+        return Finding.warning(
             "split-filesystems",
-            Verdict.WARNING,
             f"cannot read the filesystem of {' and '.join(unread)}",
             "make the paths of the runtime readable for the agent, or set runtime.imagefs_path",
         )
@@ -222,46 +227,41 @@ def check_split(places: Mapping[str, int | None], image_filesystems: int) -> Fin
     layout = f"separate: {separate}" if len(groups) > 1 else "imagefs, containerfs and nodefs share one filesystem"
     if image_filesystems > 1:
         several = f"{image_filesystems} image filesystems: image GC collects each, eviction watches the first"
-        return Finding("split-filesystems", Verdict.OK, f"{layout}; {several}")
-    return Finding("split-filesystems", Verdict.OK, layout)
+        return Finding.ok("split-filesystems", f"{layout}; {several}")
+    return Finding.ok("split-filesystems", layout)
 
 
 def check_stores(broken: Mapping[str, str], sound: Iterable[str]) -> Finding:
     """Return the finding on the agent's databases: ``broken`` maps path to fault, ``sound`` has names."""
     if broken:
-        return Finding(
+        return Finding.warning(
             "stores",
-            Verdict.WARNING,
             "; ".join(f"{path}: {fault}" for path, fault in broken.items()),
             "none needed: the next pass quarantines and replaces the file; check the disk",
         )
     names = ", ".join(sound)
-    return Finding("stores", Verdict.OK, f"{names}: sound" if names else "no databases yet")
+    return Finding.ok("stores", f"{names}: sound" if names else "no databases yet")
 
 
 def check_state(directory: str, problem: str, available_bytes: int | None, mode: int = 0o750) -> Finding:
     """Return the finding on the state directory; ``problem`` is the cause of a failed write, empty otherwise."""
     if problem:
-        return Finding(
+        return Finding.problem(
             "state-directory",
-            Verdict.PROBLEM,
             f"cannot write {directory}: {problem}; observed image use is lost at a restart",
             "make the directory writable for root, or set state.directory",
         )
     if available_bytes is not None and available_bytes < _LITTLE_STATE_BYTES:
-        return Finding(
-            "state-directory",
-            Verdict.WARNING,
-            f"{directory}: only {format_bytes(available_bytes)} available on its filesystem",
+        return Finding.warning(
+            "state-directory", f"{directory}: only {format_bytes(available_bytes)} available on its filesystem"
         )
     if mode & 0o022:
-        return Finding(
+        return Finding.warning(
             "state-directory",
-            Verdict.WARNING,
             f"{directory} has mode {mode:04o}: users other than root can change the state of the agent",
             f"chmod 0750 {directory}",
         )
-    return Finding("state-directory", Verdict.OK, f"{directory} is writable")
+    return Finding.ok("state-directory", f"{directory} is writable")
 
 
 def check_agent(unavailable: str, not_ready: Iterable[str], pid: int | None) -> Finding:
@@ -273,25 +273,24 @@ def check_agent(unavailable: str, not_ready: Iterable[str], pid: int | None) -> 
         pid: process id of the agent.
     """
     if unavailable:
-        return Finding("agent", Verdict.WARNING, unavailable, "systemctl start nodeagent")
+        return Finding.warning("agent", unavailable, "systemctl start nodeagent")
     reasons = "; ".join(not_ready)
     if reasons:
-        return Finding("agent", Verdict.PROBLEM, f"not ready: {reasons}", "journalctl -u nodeagent -p warning -b")
-    return Finding("agent", Verdict.OK, f"running (pid {pid})")
+        return Finding.problem("agent", f"not ready: {reasons}", "journalctl -u nodeagent -p warning -b")
+    return Finding.ok("agent", f"running (pid {pid})")
 
 
 def denied(check: str, evidence: str) -> Finding:
     """Return the finding of a check for which ``doctor`` lacks permission; a warning, not a problem of the node."""
-    return Finding(check, Verdict.WARNING, evidence, "run as root: sudo nodeagent doctor")
+    return Finding.warning(check, evidence, "run as root: sudo nodeagent doctor")
 
 
 def check_control_group(name: str, known: bool) -> Finding:  # noqa: FBT001 - a reading
     """Return the finding on the control group, which permits its members to use the control API."""
     if known:
-        return Finding("control-group", Verdict.OK, f"members of group {name} may use the control API")
-    return Finding(
+        return Finding.ok("control-group", f"members of group {name} may use the control API")
+    return Finding.warning(
         "control-group",
-        Verdict.WARNING,
         f"group {name} not found: only root may use the control API",
         "run systemd-sysusers after the installation, or set control.group",
     )
@@ -301,14 +300,12 @@ def check_role(role: RoleDecision) -> Finding:
     """Return the finding on the role; a warning if the role contradicts configuration or traces, or is unknown."""
     evidence = f"{role.role}: {role.warning or role.reason}"
     if role.warning:
-        return Finding("role", Verdict.WARNING, evidence, 'stop and remove the kubelet, or set role = "auto"')
+        return Finding.warning("role", evidence, 'stop and remove the kubelet, or set role = "auto"')
     if role.basis is RoleBasis.UNREADABLE:
-        return Finding(
-            "role", Verdict.WARNING, evidence, "make kubelet traces readable for the agent, or configure role"
-        )
+        return Finding.warning("role", evidence, "make kubelet traces readable for the agent, or configure role")
     if role.basis is RoleBasis.CONFIGURED and role.role is Role.STANDALONE and role.trace:
-        return Finding("role", Verdict.WARNING, evidence, 'remove the files of the kubelet, or set role = "auto"')
-    return Finding("role", Verdict.OK, evidence)
+        return Finding.warning("role", evidence, 'remove the files of the kubelet, or set role = "auto"')
+    return Finding.ok("role", evidence)
 
 
 def check_refused(section: str, because: str) -> Finding:
@@ -317,7 +314,7 @@ def check_refused(section: str, because: str) -> Finding:
         "eviction": 'set eviction.enabled = "auto", and the thresholds in the kubelet\'s evictionHard and evictionSoft',
         "shutdown": 'set shutdown.enabled = "auto", and the kubelet\'s shutdownGracePeriod',
     }[section]
-    return Finding(f"{section}-refused", Verdict.WARNING, because, fix)
+    return Finding.warning(f"{section}-refused", because, fix)
 
 
 _MUCH_SKEW_S: Final = 5.0
@@ -340,25 +337,22 @@ def check_clock(
         clock: trust status of the wall clock, with its last jump.
     """
     if clock.problem:
-        return Finding("clock", Verdict.WARNING, clock.problem, _REMEDY)
+        return Finding.warning("clock", clock.problem, _REMEDY)
     if clock.untrusted_until is not None:
         until = format_time(clock.untrusted_until)
         detail = f"{clock.jump_text}: nothing is removed by age before {until}"
-        return Finding("clock", Verdict.WARNING, detail, "check the time service if this occurs again")
+        return Finding.warning("clock", detail, "check the time service if this occurs again")
     if skew_s is not None and skew_s > _MUCH_SKEW_S:
         ahead = format_duration(skew_s)
-        return Finding(
-            "clock",
-            Verdict.WARNING,
-            f"a container was created {ahead} in the future: the clock was set back",
-            _REMEDY,
+        return Finding.warning(
+            "clock", f"a container was created {ahead} in the future: the clock was set back", _REMEDY
         )
     if synchronised is False:
-        return Finding("clock", Verdict.WARNING, "clock not synchronised (adjtimex)", "start a time service")
+        return Finding.warning("clock", "clock not synchronised (adjtimex)", "start a time service")
     state = "synchronised" if synchronised else "no creation time in the future"
     if clock.jumped_at is not None:
         state += f"; {clock.jump_text} at {format_time(clock.jumped_at)}"
-    return Finding("clock", Verdict.OK, state)
+    return Finding.ok("clock", state)
 
 
 def check_image_use(
@@ -374,10 +368,9 @@ def check_image_use(
     """
     if observed_since is None:
         if not maximum_s:
-            return Finding("image-use", Verdict.SKIPPED, "image_gc.maximum_unused_age = 0: no image is removed by age")
-        return Finding(
+            return Finding.skipped("image-use", "image_gc.maximum_unused_age = 0: no image is removed by age")
+        return Finding.warning(
             "image-use",
-            Verdict.WARNING,
             "not observed: state database is unavailable; no image is removed by age",
             "see state-directory and stores",
         )
@@ -394,9 +387,8 @@ def check_image_use(
         causes = ", ".join(sorted({each.cause.value for each in gaps}))
         longest = format_duration(longest_s)
         lasted = f"the last {len(gaps) - 1} observations lasted {longest} at most ({causes})"
-        return Finding(
+        return Finding.warning(
             "image-use",
-            Verdict.WARNING,
             f"{lasted}: no image is removed by age; {observed}",
             f"set image_gc.maximum_unused_age below {longest}; for reboots see image-gc.md, section Reboots",
         )
@@ -433,26 +425,24 @@ def check_memory_thresholds(thresholds: Iterable[Threshold], reading: Observatio
     """
     memory = reading.memory
     if memory is None or memory.kernel_available is None:
-        return Finding(MEMORY_CHECK, Verdict.SKIPPED, "the kernel reports no MemAvailable")
+        return Finding.skipped(MEMORY_CHECK, "the kernel reports no MemAvailable")
     limits = {each.text: each.limit(reading.capacity) for each in thresholds if each.signal is Signal.MEMORY_AVAILABLE}
     evidence = _evidence(memory)
     if not kernel_estimate:
         distance = (memory.formula or 0.0) - memory.kernel_available
         late = [text for text, limit in limits.items() if limit <= distance]
         if not late:
-            return Finding(MEMORY_CHECK, Verdict.OK, evidence)
-        return Finding(
+            return Finding.ok(MEMORY_CHECK, evidence)
+        return Finding.warning(
             MEMORY_CHECK,
-            Verdict.WARNING,
             f"{evidence}: {', '.join(late)} is not met before MemAvailable is exhausted",
             f"raise the threshold above {format_bytes(int(distance))}, or set eviction.kernel_memory_estimate = true",
         )
     disputed = [text for text, limit in limits.items() if lowest_estimate(reading) < limit <= reading.available]
     if not disputed:
-        return Finding(MEMORY_CHECK, Verdict.OK, evidence)
-    return Finding(
+        return Finding.ok(MEMORY_CHECK, evidence)
+    return Finding.warning(
         MEMORY_CHECK,
-        Verdict.WARNING,
         f"{evidence}: one estimate meets {', '.join(disputed)}, but no evidence confirms it "
         f"({explain_difference(memory) or 'difference unknown'}); no pod is evicted",
         "nodeagent pressure -o wide lists all parts of the memory",
@@ -486,13 +476,13 @@ def check_cache_reclaim(off: str, *, writable: bool | None) -> Finding:
         writable: whether the agent's systemd unit permits writes to the cgroups of pods; ``None`` if unknown.
     """
     if off:
-        return Finding(CACHE_CHECK, Verdict.SKIPPED, off)
+        return Finding.skipped(CACHE_CHECK, off)
     if writable is None:
-        return Finding(CACHE_CHECK, Verdict.SKIPPED, "unit not installed, or systemd not running")
+        return Finding.skipped(CACHE_CHECK, "unit not installed, or systemd not running")
     if not writable:
         evidence = "not permitted: a pod may be evicted while its page cache could be reclaimed"
-        return Finding(CACHE_CHECK, Verdict.SKIPPED, evidence, "install the drop-in page-cache.conf of the unit")
-    return Finding(CACHE_CHECK, Verdict.OK, "cgroups of pods are writable for the unit")
+        return Finding.skipped(CACHE_CHECK, evidence, "install the drop-in page-cache.conf of the unit")
+    return Finding.ok(CACHE_CHECK, "cgroups of pods are writable for the unit")
 
 
 METRICS_CHECK: Final = "metrics"
@@ -505,14 +495,14 @@ _RENEW: Final = "renew the certificate; the agent reads the new files without a 
 def check_listener(listen: str, *, is_remote: bool, has_tls: bool, has_client_ca: bool) -> Finding:
     """Return the finding on the metrics listen address; ``listen`` is empty if the listener is disabled."""
     if not listen:
-        return Finding(METRICS_CHECK, Verdict.SKIPPED, 'metrics.listen = "off"')
+        return Finding.skipped(METRICS_CHECK, 'metrics.listen = "off"')
     if is_remote and not has_tls:
-        return Finding(METRICS_CHECK, Verdict.WARNING, f"{listen} {OPEN_LISTENER}", OPEN_FIX)
+        return Finding.warning(METRICS_CHECK, f"{listen} {OPEN_LISTENER}", OPEN_FIX)
     if is_remote and not has_client_ca:
         evidence = f"{listen} serves every client with TLS, without authentication"
-        return Finding(METRICS_CHECK, Verdict.WARNING, evidence, "set metrics.client_ca_file")
+        return Finding.warning(METRICS_CHECK, evidence, "set metrics.client_ca_file")
     protection = ("; TLS with client certificates" if has_client_ca else "; TLS") if has_tls else ""
-    return Finding(METRICS_CHECK, Verdict.OK, f"{listen}{protection}")
+    return Finding.ok(METRICS_CHECK, f"{listen}{protection}")
 
 
 def check_certificate(listener: Finding, problem: str, expires_at: datetime | None, now: datetime) -> Finding:
@@ -525,14 +515,14 @@ def check_certificate(listener: Finding, problem: str, expires_at: datetime | No
         now: time of the check, aware UTC.
     """
     if problem:
-        return Finding(METRICS_CHECK, Verdict.PROBLEM, problem, "correct the file; the agent reads it again")
+        return Finding.problem(METRICS_CHECK, problem, "correct the file; the agent reads it again")
     if expires_at is None:
         return listener
     left_s, until = (expires_at - now).total_seconds(), f"{expires_at:%Y-%m-%d %H:%M} UTC"
     if left_s <= 0:
-        return Finding(METRICS_CHECK, Verdict.PROBLEM, f"the server certificate expired at {until}", _RENEW)
+        return Finding.problem(METRICS_CHECK, f"the server certificate expired at {until}", _RENEW)
     if left_s < _SOON_S:
-        return Finding(METRICS_CHECK, Verdict.WARNING, f"the server certificate expires at {until}", _RENEW)
+        return Finding.warning(METRICS_CHECK, f"the server certificate expires at {until}", _RENEW)
     return listener
 
 
@@ -587,22 +577,22 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
     left_s = None if expires_at is None else (expires_at - now).total_seconds()
     until = "" if expires_at is None else f"{expires_at:%Y-%m-%d %H:%M} UTC"
     if left_s is not None and left_s <= 0:
-        return Finding(API_CHECK, Verdict.PROBLEM, f"the client certificate expired at {until}", _RENEW_CLIENT)
+        return Finding.problem(API_CHECK, f"the client certificate expired at {until}", _RENEW_CLIENT)
     if error:
-        return Finding(API_CHECK, Verdict.PROBLEM, error, _fix(error))
+        return Finding.problem(API_CHECK, error, _fix(error))
     if missing:
         lacking = f"the identity of the agent lacks: {', '.join(missing)}"
         flags = "".join(f" --{each.replace('_', '-')}" for each in options)
         fix = f"nodeagent manifest rbac{flags} | kubectl apply -f -"
         if in_pod:
             fix = "print nodeagent manifest daemonset with the options of these settings, such as --api, and apply it"
-        return Finding(API_CHECK, Verdict.PROBLEM, lacking, fix)
+        return Finding.problem(API_CHECK, lacking, fix)
     if left_s is not None and left_s < _SOON_S:
-        return Finding(API_CHECK, Verdict.WARNING, f"the client certificate expires at {until}", _RENEW_CLIENT)
+        return Finding.warning(API_CHECK, f"the client certificate expires at {until}", _RENEW_CLIENT)
     state = f"the API server answers and grants every rule; {foreign or 'the Node object is of this machine'}"
     if has_node and foreign:
-        return Finding(API_CHECK, Verdict.PROBLEM, state, _fix(foreign))
-    return Finding(API_CHECK, Verdict.OK, state)
+        return Finding.problem(API_CHECK, state, _fix(foreign))
+    return Finding.ok(API_CHECK, state)
 
 
 def check_pod_access(pods: int, problem: str) -> Finding:
@@ -613,8 +603,8 @@ def check_pod_access(pods: int, problem: str) -> Finding:
         problem: cause of a failure, or reason why the list cannot prove pod deletions; empty without a problem.
     """
     if problem:
-        return Finding(PODS_CHECK, Verdict.PROBLEM, f"{problem}: no deletion of a pod is proven", _fix(problem))
-    return Finding(PODS_CHECK, Verdict.OK, f"the API server lists {pods} pods of this node, whose ids match")
+        return Finding.problem(PODS_CHECK, f"{problem}: no deletion of a pod is proven", _fix(problem))
+    return Finding.ok(PODS_CHECK, f"the API server lists {pods} pods of this node, whose ids match")
 
 
 def _fix(error: str) -> str:
