@@ -17,7 +17,7 @@ from nodeagent.gc.loop import wait_for_any
 from nodeagent.loops.passes import PausedBy
 from nodeagent.model import Role
 from nodeagent.pods.role import ROLE_POLL_S
-from nodeagent.record import replace
+from nodeagent.record import Record, replace
 from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
@@ -163,38 +163,36 @@ class LastFacts:
     at_s: float = 0.0
 
 
-class FactsSource:
-    """Observations of the node for its status; a short absence of the runtime is not reported."""
+class FactsSource(Record):
+    """Observations of the node for its status; a short absence of the runtime is not reported.
 
-    def __init__(self, context: DaemonContext, settings: Settings, read: ReadFacts, last: LastFacts) -> None:
-        """Create a source.
+    Attributes:
+        context: daemon context with the agent, the eviction state and the pauses.
+        settings: settings of the session.
+        read_facts: reads the facts, with or without a runtime.
+        last: the last facts, replaced by each observation with a runtime.
+    """
 
-        Args:
-            context: daemon context with the agent, the eviction state and the pauses.
-            settings: settings of the session.
-            read: reads the facts, with or without a runtime.
-            last: the last facts, replaced by each observation with a runtime.
-        """
-        self._context = context
-        self._settings = settings
-        self._read = read
-        self._last = last
+    context: DaemonContext
+    settings: Settings
+    read_facts: ReadFacts
+    last: LastFacts
 
     def is_shutting_down(self) -> bool:
         """Return whether a graceful shutdown is in progress."""
-        return self._context.pass_lock.pause_of(PausedBy.SHUTDOWN) is not None
+        return self.context.pass_lock.pause_of(PausedBy.SHUTDOWN) is not None
 
     async def read(self) -> NodeFacts:
         """Return the current facts, or the last facts if the runtime was lost less than 30 s ago."""
-        agent = self._context.agent
-        enabled = not self._settings.eviction.off_because(Role.STANDALONE)
-        pressure = self._context.eviction.reported if enabled else None
-        facts = await self._read(None if agent is None else agent.cri, pressure)
-        now_s = self._context.clock.monotonic_s()
+        agent = self.context.agent
+        enabled = not self.settings.eviction.off_because(Role.STANDALONE)
+        pressure = self.context.eviction.reported if enabled else None
+        facts = await self.read_facts(None if agent is None else agent.cri, pressure)
+        now_s = self.context.clock.monotonic_s()
         if facts.runtime_version:
-            self._last.facts, self._last.at_s = facts, now_s
-        elif self._last.facts is not None and now_s - self._last.at_s < RUNTIME_LOST_S:
-            facts = replace(self._last.facts, observed_at=facts.observed_at, pressure=pressure)
+            self.last.facts, self.last.at_s = facts, now_s
+        elif self.last.facts is not None and now_s - self.last.at_s < RUNTIME_LOST_S:
+            facts = replace(self.last.facts, observed_at=facts.observed_at, pressure=pressure)
         if self.is_shutting_down():
             facts = replace(facts, not_ready=(*facts.not_ready, SHUTTING_DOWN))
         return facts

@@ -31,7 +31,7 @@ from nodeagent.kube.api_client import ApiClient, ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.model import Container, ContainerState, Role
 from nodeagent.pods.plan.definitions import ANNOTATION_MIRROR
-from nodeagent.record import replace
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
@@ -247,61 +247,52 @@ KUBELET_FREED_WITHIN_S: Final = 90.0
 _ACTIVE: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
 
-class RoleEvictor:
+class RoleEvictor(Record):
     """Evictor for the current role: through the API server beside a kubelet, otherwise through the runtime."""
 
-    def __init__(self, local: Evictor, api: ApiEvictor, is_beside_kubelet: Callable[[], bool]) -> None:
-        self._local = local
-        self._api = api
-        self._is_beside_kubelet = is_beside_kubelet
+    local: Evictor
+    api: ApiEvictor
+    is_beside_kubelet: Callable[[], bool]
 
     @property
     def freed_within_s(self) -> float | None:
         """Maximum seconds until an evicted pod's space is freed; ``None`` if the agent removes its containers."""
-        return KUBELET_FREED_WITHIN_S if self._is_beside_kubelet() else None
+        return KUBELET_FREED_WITHIN_S if self.is_beside_kubelet() else None
 
     def held_back(self, eviction: Eviction) -> api_eviction.HeldBack | None:
         """Return the reason to postpone an eviction; ``None`` if the pod can be evicted now."""
-        return self._api.held_back(eviction) if self._is_beside_kubelet() else None
+        return self.api.held_back(eviction) if self.is_beside_kubelet() else None
 
     def permit_deletion(self, uids: Collection[str]) -> frozenset[str]:
         """Permit the deletion of pods whose eviction was refused by a budget; return the UIDs of permitted pods."""
-        return self._api.permit_deletion(uids) if self._is_beside_kubelet() else frozenset()
+        return self.api.permit_deletion(uids) if self.is_beside_kubelet() else frozenset()
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         """Evict a pod; see :class:`Evictor`."""
-        evictor: Evictor = self._api if self._is_beside_kubelet() else self._local
+        evictor: Evictor = self.api if self.is_beside_kubelet() else self.local
         return await evictor.evict(eviction, handle, hurry)
 
 
-class RoleCleaner:
-    """Cleaner of the containers of evicted pods; beside a kubelet, it only observes their removal."""
+class RoleCleaner(Record):
+    """Cleaner of the containers of evicted pods; beside a kubelet, it only observes their removal.
 
-    def __init__(
-        self,
-        local: ContainerCleaner,
-        list_containers: Callable[[], Awaitable[tuple[Container, ...]]],
-        is_beside_kubelet: Callable[[], bool],
-        watched: WatchedPods,
-    ) -> None:
-        """Compose a cleaner.
+    Attributes:
+        local: removes containers.
+        list_containers: returns all containers of the runtime.
+        is_beside_kubelet: returns whether a kubelet manages this node.
+        watched: pods of this node as watched at the API server.
+    """
 
-        Args:
-            local: removes containers.
-            list_containers: returns all containers of the runtime.
-            is_beside_kubelet: returns whether a kubelet manages this node.
-            watched: pods of this node as watched at the API server.
-        """
-        self._local = local
-        self._list_containers = list_containers
-        self._is_beside_kubelet = is_beside_kubelet
-        self._watched = watched
+    local: ContainerCleaner
+    list_containers: Callable[[], Awaitable[tuple[Container, ...]]]
+    is_beside_kubelet: Callable[[], bool]
+    watched: WatchedPods
 
     async def clean_up(self, victim: Victim) -> CleanupResult:
         """Remove or observe the containers of an evicted pod; see :class:`ContainerCleaner`."""
-        if not self._is_beside_kubelet():
-            return await self._local.clean_up(victim)
-        remaining = [each for each in await self._list_containers() if each.sandbox_id in victim.sandbox_ids]
+        if not self.is_beside_kubelet():
+            return await self.local.clean_up(victim)
+        remaining = [each for each in await self.list_containers() if each.sandbox_id in victim.sandbox_ids]
         if remaining:
             active = not victim.verified and any(each.state in _ACTIVE for each in remaining)
             running = active and self._is_not_requested(victim.uid)
@@ -313,15 +304,14 @@ class RoleCleaner:
 
     def _is_not_requested(self, uid: str) -> bool:
         """Return whether the API server lists a pod without a deletion timestamp: its eviction had no effect."""
-        spec = self._watched.state.pods.get(uid)
-        return self._watched.is_current and spec is not None and not spec.deleting
+        spec = self.watched.state.pods.get(uid)
+        return self.watched.is_current and spec is not None and not spec.deleting
 
 
-class EvictionApi:
+class EvictionApi(Record):
     """Eviction and deletion requests for pods. Every request raises the errors of :meth:`ApiClient.send`."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
+    client: ApiClient
 
     async def evict(self, namespace: str, name: str, uid: str, resource_version: str, grace_s: int) -> None:
         """Evict a pod, provided that its UID and resource version match; an empty version matches every version.
@@ -346,10 +336,10 @@ class EvictionApi:
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self.client.close()
 
     async def _send(self, method: str, target: str, body: dict[str, Any]) -> None:
-        await self._client.send(ApiRequest(method, target, msgspec.json.encode(body)), msgspec.Raw)
+        await self.client.send(ApiRequest(method, target, msgspec.json.encode(body)), msgspec.Raw)
 
 
 def _path(namespace: str, name: str) -> str:

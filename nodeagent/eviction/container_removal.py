@@ -21,7 +21,7 @@ from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
 from nodeagent.gc.pass_state import make_visible
 from nodeagent.host.pod_disk import large_file
 from nodeagent.model import Container, ContainerState, LogOpeners, LogTree, Sandbox
-from nodeagent.record import Record
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from nodeagent.eviction.plan.effects import Victim
@@ -91,34 +91,26 @@ class LogDirectories(Protocol):
         """Remove one pod log directory unless an entry changed after ``changed_at``; return the bytes freed."""
 
 
-class CriContainerCleaner:
+class CriContainerCleaner(Record):
     """Remover of the containers of evicted pods, through the container runtime.
 
     Source: CRI ``StopPodSandbox``, ``RemoveContainer``, ``RemovePodSandbox``; kubelet ``removeContainer``.
+
+    Attributes:
+        actions: calls to the container runtime.
+        collect_garbage: runs the runtime's garbage collection and waits for its end. With ``None``, only the
+            missing directory of a layer confirms the removal of the layer.
+        remove_orphans: removes the directories of snapshots whose removal failed. containerd itself retries a
+            failed removal only when another snapshot is removed.
+        logs: removes the log directories of victims; with ``None`` logs are kept.
+        stopping: stops of sandboxes in progress, by pod UID.
     """
 
-    def __init__(
-        self,
-        actions: CleanupActions,
-        collect_garbage: Callable[[], Awaitable[None]] | None,
-        remove_orphans: Callable[[Collection[str]], Awaitable[None]] | None = None,
-        logs: LogDirectories | None = None,
-    ) -> None:
-        """Compose a cleaner.
-
-        Args:
-            actions: calls to the container runtime.
-            collect_garbage: runs the runtime's garbage collection and waits for its end. With ``None``, only the
-                missing directory of a layer confirms the removal of the layer.
-            remove_orphans: removes the directories of snapshots whose removal failed. containerd itself retries a
-                failed removal only when another snapshot is removed.
-            logs: removes the log directories of victims; with ``None`` logs are kept.
-        """
-        self._actions = actions
-        self._collect_garbage = collect_garbage
-        self._remove_orphans = remove_orphans
-        self._logs = logs
-        self._stopping: dict[str, asyncio.Future[None]] = {}
+    actions: CleanupActions
+    collect_garbage: Callable[[], Awaitable[None]] | None
+    remove_orphans: Callable[[Collection[str]], Awaitable[None]] | None = None
+    logs: LogDirectories | None = None
+    stopping: dict[str, asyncio.Future[None]] = field(default_factory=dict)
 
     async def clean_up(self, victim: Victim) -> CleanupResult:
         """Remove the containers of a pod; see :class:`ContainerCleaner`.
@@ -142,9 +134,9 @@ class CriContainerCleaner:
         files_freed = not remaining and await self._remove_files(victim, errors)
         uncollected = await self._collect()
         present = await asyncio.to_thread(_present, victim.layers)
-        if present and not remaining and self._remove_orphans is not None:
+        if present and not remaining and self.remove_orphans is not None:
             try:
-                await self._remove_orphans(present)
+                await self.remove_orphans(present)
             except NodeAgentError as error:
                 errors.append(f"orphaned snapshots not removed: {error}")
             present = await asyncio.to_thread(_present, present)
@@ -158,29 +150,29 @@ class CriContainerCleaner:
         return CleanupResult(confirmed, removed, detail="; ".join(dict.fromkeys(errors)))
 
     async def _containers_of(self, victim: Victim) -> list[Container]:
-        return [each for each in await self._actions.list_containers() if each.sandbox_id in victim.sandbox_ids]
+        return [each for each in await self.actions.list_containers() if each.sandbox_id in victim.sandbox_ids]
 
     def _begin_stopping(self, victim: Victim, kept: set[str]) -> asyncio.Future[None]:
         """Stop the ready sandboxes of a victim in the background, except ``kept``; return the task.
 
         A hanging network plugin must not delay the removal of containers.
         """
-        running = self._stopping.get(victim.uid)
+        running = self.stopping.get(victim.uid)
         if running is None or running.done():
-            running = self._stopping[victim.uid] = asyncio.ensure_future(self._stop_sandboxes(victim, kept))
+            running = self.stopping[victim.uid] = asyncio.ensure_future(self._stop_sandboxes(victim, kept))
             running.add_done_callback(lambda ended: self._end_stopping(victim.uid, ended))
         return running
 
     def _end_stopping(self, uid: str, ended: asyncio.Future[None]) -> None:
-        if self._stopping.get(uid) is ended:
-            del self._stopping[uid]
+        if self.stopping.get(uid) is ended:
+            del self.stopping[uid]
         if not ended.cancelled():
             ended.exception()  # retrieved, since asyncio logs unretrieved exceptions
 
     async def _stop_sandboxes(self, victim: Victim, kept: set[str]) -> None:
-        for sandbox in await self._actions.list_sandboxes():
+        for sandbox in await self.actions.list_sandboxes():
             if sandbox.ready and sandbox.id in victim.sandbox_ids and sandbox.id not in kept:
-                await self._actions.stop_sandbox(sandbox.id)
+                await self.actions.stop_sandbox(sandbox.id)
 
     async def _stopped(self, stopping: asyncio.Future[None], errors: list[str]) -> bool:
         """Wait up to ``STOP_WAIT_S`` seconds; return whether the sandboxes are stopped."""
@@ -202,9 +194,9 @@ class CriContainerCleaner:
         removed = 0
         for each in listed:
             try:
-                container = await self._actions.get_container(each.id)
+                container = await self.actions.get_container(each.id)
                 if container is not None and container.state in states:
-                    await self._actions.remove_container(container.id)
+                    await self.actions.remove_container(container.id)
                     removed += 1
             except NodeAgentError as error:
                 errors.append(str(error))
@@ -229,9 +221,9 @@ class CriContainerCleaner:
         if not filled:
             return large
         try:
-            for sandbox in await self._actions.list_sandboxes():
+            for sandbox in await self.actions.list_sandboxes():
                 if sandbox.id in filled and not sandbox.ready:
-                    await self._actions.remove_sandbox(sandbox.id)
+                    await self.actions.remove_sandbox(sandbox.id)
         except NodeAgentError as error:
             errors.append(str(error))
         return await asyncio.to_thread(_large, large)
@@ -241,10 +233,10 @@ class CriContainerCleaner:
 
         The minimum ages of logs and sandboxes do not apply.
         """
-        if self._logs is None or not victim.log_directory:
+        if self.logs is None or not victim.log_directory:
             return ""
         try:
-            return await self._remove_directory(victim, self._logs)
+            return await self._remove_directory(victim, self.logs)
         except FileNotFoundError:
             return ""
         except NodeAgentError as error:
@@ -254,7 +246,7 @@ class CriContainerCleaner:
         tree = await asyncio.to_thread(logs.read_pod_directory, victim.log_directory)
         if tree is None:
             return ""
-        sandboxes = await self._actions.list_sandboxes()
+        sandboxes = await self.actions.list_sandboxes()
         if any(each.uid == victim.uid and each.id not in victim.sandbox_ids for each in sandboxes):
             return "logs kept: the pod has another sandbox"
         if tree.problem or tree.openers is LogOpeners.WRITERS:
@@ -265,10 +257,10 @@ class CriContainerCleaner:
 
     async def _collect(self) -> str:
         """Run the runtime's garbage collection; return the error text, empty on success."""
-        if self._collect_garbage is None:
+        if self.collect_garbage is None:
             return "garbage not collected: runtime.containerd_api is off"
         try:
-            await self._collect_garbage()
+            await self.collect_garbage()
         except RuntimeUnsupportedError:  # not containerd: RemoveContainer also removed the layer
             return ""
         except NodeAgentError as error:

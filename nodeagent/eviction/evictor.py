@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
 from nodeagent.guarded_call import call_kernel
-from nodeagent.record import Record
+from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
@@ -84,55 +84,40 @@ class StopActions(Protocol):
         """Stop a sandbox; success if it is already stopped or does not exist."""
 
 
-class CriEvictor:
+class CriEvictor(Record):
     """Evictor of pods through the container runtime.
 
     Source: CRI ``StopContainer``, ``StopPodSandbox``; kubelet ``killPod``.
+
+    Attributes:
+        actions: stops containers and sandboxes.
+        read_pods: returns the current pods.
+        policy: eviction policy with the protected pods.
+        clock: measures durations.
+        read_processes: returns the processes in cgroups; ``None`` if they cannot be read.
+        kill_processes: kills the processes in cgroups; returns the error, empty for none.
+        is_populated: returns whether a cgroup has a process that has not freed its memory yet.
+        verify_s: time limit for the end of the processes after the runtime stopped the containers.
+        list_children: returns the names of the child cgroups of a cgroup; ``None`` if unreadable.
+        closed_after_s: delay in seconds before the runtime stops a pod whose processes were killed directly.
+        closing: stops of sandboxes in progress, referenced until their end.
     """
 
-    def __init__(  # noqa: PLR0913 - a dependency each
-        self,
-        actions: StopActions,
-        read_pods: Callable[[], Awaitable[PodInventory]],
-        policy: EvictionPolicy,
-        *,
-        clock: Clock,
-        read_processes: Callable[[Iterable[str]], frozenset[int] | None],
-        kill_processes: Callable[[Iterable[str]], str],
-        is_populated: Callable[[Iterable[str]], bool],
-        verify_s: float,
-        list_children: Callable[[str], frozenset[str] | None],
-        closed_after_s: float = CLOSED_AFTER_S,
-    ) -> None:
-        """Compose an evictor.
-
-        Args:
-            actions: stops containers and sandboxes.
-            read_pods: returns the current pods.
-            policy: eviction policy with the protected pods.
-            clock: measures durations.
-            read_processes: returns the processes in cgroups; ``None`` if they cannot be read.
-            kill_processes: kills the processes in cgroups; returns the error, empty for none.
-            is_populated: returns whether a cgroup has a process that has not freed its memory yet.
-            verify_s: time limit for the end of the processes after the runtime stopped the containers.
-            list_children: returns the names of the child cgroups of a cgroup; ``None`` if unreadable.
-            closed_after_s: delay in seconds before the runtime stops a pod whose processes were killed directly.
-        """
-        self._actions = actions
-        self._read_pods = read_pods
-        self._policy = policy
-        self._clock = clock
-        self._read_processes = read_processes
-        self._kill_processes = kill_processes
-        self._is_populated = is_populated
-        self._verify_s = verify_s
-        self._list_children = list_children
-        self._closed_after_s = closed_after_s
-        self._closing: set[asyncio.Future[list[str]]] = set()
+    actions: StopActions
+    read_pods: Callable[[], Awaitable[PodInventory]]
+    policy: EvictionPolicy
+    clock: Clock
+    read_processes: Callable[[Iterable[str]], frozenset[int] | None]
+    kill_processes: Callable[[Iterable[str]], str]
+    is_populated: Callable[[Iterable[str]], bool]
+    verify_s: float
+    list_children: Callable[[str], frozenset[str] | None]
+    closed_after_s: float = CLOSED_AFTER_S
+    closing: set[asyncio.Future[list[str]]] = field(default_factory=set)
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         """Evict a pod; see :class:`Evictor`."""
-        began_s = self._clock.monotonic_s()
+        began_s = self.clock.monotonic_s()
         cgroups = _container_cgroups(handle) if _is_killable(eviction) else ()
         urgent = bool(cgroups) and eviction.grace_s <= 0
         changed = await self._changed(eviction, handle, within_s=_LIST_WITHIN_S if urgent else None)
@@ -144,14 +129,14 @@ class CriEvictor:
             if not error:
                 self._in_background(self._stop_and_close(handle))
                 outcome = EvictionOutcome.FAILED if running else EvictionOutcome.EVICTED
-                return EvictionResult(outcome, running, self._clock.monotonic_s() - began_s)
+                return EvictionResult(outcome, running, self.clock.monotonic_s() - began_s)
             errors.append(f"not killed directly: {error}")
         errors += await self._stop_containers(handle, eviction.grace_s, hurry, cgroups)
         closing = self._close(handle)
         remaining = await self._wait_ended(handle, closing)
         if closing.done():
             errors += closing.result()
-        took_s = self._clock.monotonic_s() - began_s
+        took_s = self.clock.monotonic_s() - began_s
         hurried = hurry.is_set() and eviction.grace_s > 0
         if not remaining and not (errors and not handle.cgroups):
             detail = f"despite errors: {'; '.join(errors)}" if errors else ""
@@ -165,26 +150,26 @@ class CriEvictor:
 
         Both texts are empty on success. A large process takes seconds to free its memory after SIGKILL.
         """
-        error = await call_kernel(self._kill_processes, cgroups)
-        ends_s = self._clock.monotonic_s() + self._verify_s
+        error = await call_kernel(self.kill_processes, cgroups)
+        ends_s = self.clock.monotonic_s() + self.verify_s
         while not await call_kernel(self._have_ended, cgroups):
             if error:
                 return error, ""
-            if self._clock.monotonic_s() >= ends_s:
-                return "", self._running(self._read_processes(cgroups))
+            if self.clock.monotonic_s() >= ends_s:
+                return "", self._running(self.read_processes(cgroups))
             await asyncio.sleep(POLL_S)
         return "", ""
 
     def _running(self, pids: frozenset[int] | None) -> str:
         """Return the remaining processes as text; ``pids`` may be empty or ``None`` while memory is being freed."""
         if not pids:
-            return f"processes not ended {self._verify_s:g} s after SIGKILL"
+            return f"processes not ended {self.verify_s:g} s after SIGKILL"
         shown = ", ".join(str(pid) for pid in sorted(pids)[:_SHOWN])
-        return f"{len(pids)} process(es) still running after {self._verify_s:g} s: {shown}"
+        return f"{len(pids)} process(es) still running after {self.verify_s:g} s: {shown}"
 
     def _have_ended(self, cgroups: Sequence[str]) -> bool:
         """Return whether all processes in cgroups ended and freed their memory; blocking."""
-        return self._read_processes(cgroups) == frozenset() and not self._is_populated(cgroups)
+        return self.read_processes(cgroups) == frozenset() and not self.is_populated(cgroups)
 
     async def _changed(self, eviction: Eviction, handle: PodHandle, *, within_s: float | None) -> EvictionResult | None:
         """Read a pod again; return the result if the pod ended or changed, ``None`` if it can be evicted.
@@ -196,14 +181,14 @@ class CriEvictor:
             return None
         try:
             async with asyncio.timeout(within_s):
-                pods = await self._read_pods()
+                pods = await self.read_pods()
         except TimeoutError:
             return None
-        return change_of(pods, eviction, handle, self._policy)
+        return change_of(pods, eviction, handle, self.policy)
 
     def _has_same_containers(self, handle: PodHandle) -> bool:
         """Return whether the cgroups of a pod are those of its listed containers and sandboxes; blocking."""
-        children = None if handle.cgroup is None else self._list_children(handle.cgroup)
+        children = None if handle.cgroup is None else self.list_children(handle.cgroup)
         if children is None:
             return False
         listed = {each.cgroup.rpartition("/")[2] for each in handle.containers if each.cgroup is not None}
@@ -224,27 +209,27 @@ class CriEvictor:
         hurried = asyncio.ensure_future(hurry.wait())
         try:
             await asyncio.wait(
-                {works[0], hurried}, timeout=grace_s + self._verify_s, return_when=asyncio.FIRST_COMPLETED
+                {works[0], hurried}, timeout=grace_s + self.verify_s, return_when=asyncio.FIRST_COMPLETED
             )
             if not works[0].done():
                 if hurry.is_set() and cgroups and await self._kill(cgroups) == ("", ""):
                     return []
                 works.append(asyncio.ensure_future(self._stop_all(handle, 0)))
-                await asyncio.wait(works, timeout=self._verify_s)
+                await asyncio.wait(works, timeout=self.verify_s)
             if works[-1].done():
                 return works[-1].result()
-            return [f"no answer to StopContainer within {self._verify_s:g} s"]
+            return [f"no answer to StopContainer within {self.verify_s:g} s"]
         finally:
             hurried.cancel()
             for each in works:
                 each.cancel()
 
     async def _stop_all(self, handle: PodHandle, timeout_s: int) -> list[str]:
-        return await self._all(self._actions.stop_container(each, timeout_s) for each in handle.container_ids)
+        return await self._all(self.actions.stop_container(each, timeout_s) for each in handle.container_ids)
 
     def _close(self, handle: PodHandle) -> asyncio.Future[list[str]]:
         """Stop the sandboxes in the background; return the task, whose result is the error texts."""
-        return self._in_background(self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids))
+        return self._in_background(self._all(self.actions.stop_sandbox(each) for each in handle.sandbox_ids))
 
     async def _stop_and_close(self, handle: PodHandle) -> list[str]:
         """Stop the containers, whose processes were killed, then their sandboxes; return the error texts.
@@ -252,14 +237,14 @@ class CriEvictor:
         The delay leaves the processors to further evictions: a runtime that does not know of the end of a process yet
         starts programs to kill it.
         """
-        await asyncio.sleep(self._closed_after_s)
+        await asyncio.sleep(self.closed_after_s)
         errors = await self._stop_all(handle, 0)
-        return errors + await self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids)
+        return errors + await self._all(self.actions.stop_sandbox(each) for each in handle.sandbox_ids)
 
     def _in_background(self, calls: Coroutine[Any, Any, list[str]]) -> asyncio.Future[list[str]]:
         work = asyncio.ensure_future(calls)
-        self._closing.add(work)
-        work.add_done_callback(self._closing.discard)
+        self.closing.add(work)
+        work.add_done_callback(self.closing.discard)
         work.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
         return work
 
@@ -284,14 +269,14 @@ class CriEvictor:
 
         If the processes cannot be read, the end of the StopPodSandbox calls counts as the end of the processes.
         """
-        ends_s = self._clock.monotonic_s() + self._verify_s
+        ends_s = self.clock.monotonic_s() + self.verify_s
         while True:
-            remaining = await call_kernel(self._read_processes, handle.cgroups) if handle.cgroups else None
+            remaining = await call_kernel(self.read_processes, handle.cgroups) if handle.cgroups else None
             if (remaining is None and closing.done()) or remaining == frozenset():
                 return ""
-            if self._clock.monotonic_s() >= ends_s:
+            if self.clock.monotonic_s() >= ends_s:
                 if not remaining:
-                    return f"no answer to StopPodSandbox within {self._verify_s:g} s"
+                    return f"no answer to StopPodSandbox within {self.verify_s:g} s"
                 return self._running(remaining)
             await asyncio.wait({closing}, timeout=POLL_S)
             if closing.done():

@@ -18,7 +18,7 @@ from nodeagent.eviction.plan.state import record_eviction
 from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold
 from nodeagent.eviction.reporting import eviction_fields
 from nodeagent.gc.pass_state import new_pass_id
-from nodeagent.record import replace
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -208,13 +208,12 @@ class Visible(NamedTuple):
     available: float | None
 
 
-class EffectWait:
+class EffectWait(Record):
     """Reads the signals after an action until its effect is measured."""
 
-    def __init__(self, context: DaemonContext, actions: PassActions, signals: SignalMonitor) -> None:
-        self._context = context
-        self._actions = actions
-        self._signals = signals
+    context: DaemonContext
+    actions: PassActions
+    signals: SignalMonitor
 
     async def wait(self, plan: EvictionPlan, *, unrecorded_effect: bool = False) -> Visible:
         """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the last readings.
@@ -224,12 +223,12 @@ class EffectWait:
         """
         if plan.selected is None:
             return Visible(None, None)
-        effects, clock = self._actions.effects, self._context.clock
+        effects, clock = self.actions.effects, self.context.clock
         threshold, ends_s = plan.selected.threshold, clock.monotonic_s() + VISIBLE_WITHIN_S
-        shortage = shortage_of(threshold.signal, (await self._signals.layout()).layout, threshold.filesystem)
+        shortage = shortage_of(threshold.signal, (await self.signals.layout()).layout, threshold.filesystem)
         while True:
-            readings = await self._signals.read()
-            await effects.update(readings, may_act=may_act(self._context, self._actions))
+            readings = await self.signals.read()
+            await effects.update(readings, may_act=may_act(self.context, self.actions))
             reading = next((each for each in readings.observations if each.measurand == threshold.measurand), None)
             if reading is None:
                 return Visible(readings, None)
@@ -239,7 +238,7 @@ class EffectWait:
             waiting = unrecorded_effect or effects.is_outstanding(shortage, threshold.measurand.path)
             if cleared or not waiting or clock.monotonic_s() >= ends_s:
                 return Visible(readings, reading.available)
-            await asyncio.sleep(self._actions.settle_step_s)
+            await asyncio.sleep(self.actions.settle_step_s)
 
 
 def may_act(context: DaemonContext, actions: PassActions) -> bool:

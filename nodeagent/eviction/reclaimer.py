@@ -95,33 +95,23 @@ class Reclaimed(Record):
         return total
 
 
-class Reclaimer:
-    """Executor of the steps of node-level reclaim."""
+class Reclaimer(Record):
+    """Executor of the steps of node-level reclaim.
 
-    def __init__(
-        self,
-        observe: Callable[[Scope], Awaitable[NodeSnapshot]],
-        policy: GCPolicy,
-        run: RunPreview,
-        *,
-        evicted: Callable[[], Mapping[str, Collection[str]]] = dict,
-        collect_garbage: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Compose a reclaimer.
+    Attributes:
+        observe: returns the node snapshot of a scope.
+        policy: garbage collection policy.
+        carry_out: carries out a preview.
+        evicted: returns the pods evicted by this agent: UID to the ids of their sandboxes. Their remaining
+            containers, sandboxes and logs are removed, unless a pod of that UID was created again.
+        collect_garbage: runs the runtime's garbage collection and waits for its end; ``None`` if unavailable.
+    """
 
-        Args:
-            observe: returns the node snapshot of a scope.
-            policy: garbage collection policy.
-            run: carries out a preview.
-            evicted: returns the pods evicted by this agent: UID to the ids of their sandboxes. Their remaining
-                containers, sandboxes and logs are removed, unless a pod of that UID was created again.
-            collect_garbage: runs the runtime's garbage collection and waits for its end; ``None`` if unavailable.
-        """
-        self._observe = observe
-        self._policy = policy
-        self._run = run
-        self._evicted = evicted
-        self._collect_garbage = collect_garbage
+    observe: Callable[[Scope], Awaitable[NodeSnapshot]]
+    policy: GCPolicy
+    carry_out: RunPreview
+    evicted: Callable[[], Mapping[str, Collection[str]]] = dict
+    collect_garbage: Callable[[], Awaitable[None]] | None = None
 
     async def run(
         self,
@@ -151,7 +141,7 @@ class Reclaimer:
             path = _watched_path(preview.snapshot) if step.other is None else step.other.path
         if not preview.acts:
             return Reclaimed(step, None)
-        report = await self._run(preview, stop)
+        report = await self.carry_out(preview, stop)
         removed = any(each.outcome is Outcome.DONE for each in report.results)
         confirmed = step.action is not ReclaimAction.DEAD_CONTAINERS or (removed and await self._collected())
         complete = not (removed or report.collected_bytes) or not any(
@@ -166,7 +156,7 @@ class Reclaimer:
         """
         if step.action not in IMAGE_ACTIONS or step.other is not None:
             return UNKNOWN_AMOUNTS
-        plan = plan_image_gc(snapshot, self._policy.images, remove_all_unused=True, only_on=_watched_path(snapshot))
+        plan = plan_image_gc(snapshot, self.policy.images, remove_all_unused=True, only_on=_watched_path(snapshot))
         if plan.blocked:
             return UNKNOWN_AMOUNTS
         size_bytes = total(each.frees_bytes for each in plan.removals)
@@ -178,8 +168,8 @@ class Reclaimer:
     def _image_policy(self, step: ReclaimStep, snapshot: NodeSnapshot) -> ImageGCPolicy:
         """Return the policy of an image reclaim step; the first step keeps images that cannot be pulled again."""
         if step.action is ReclaimAction.UNUSED_IMAGES and snapshot.image_sources is not None:
-            return without_irreplaceable(self._policy.images)
-        return self._policy.images
+            return without_irreplaceable(self.policy.images)
+        return self.policy.images
 
     async def _collected(self) -> bool:
         """Run the runtime's garbage collection; return whether it succeeded.
@@ -187,10 +177,10 @@ class Reclaimer:
         containerd removes the snapshots of removed containers asynchronously, so the pass itself does not free their
         space. Image removal waits for the garbage collection in its own transaction.
         """
-        if self._collect_garbage is None:
+        if self.collect_garbage is None:
             return False
         try:
-            await self._collect_garbage()
+            await self.collect_garbage()
         except RuntimeUnsupportedError:  # not containerd: RemoveContainer also removed the layer
             return True
         except NodeAgentError:
@@ -204,15 +194,15 @@ class Reclaimer:
             NodeAgentError: the node could not be observed.
         """
         if step.action in IMAGE_ACTIONS:
-            snapshot = await self._observe(Scope.IMAGES)
+            snapshot = await self.observe(Scope.IMAGES)
             policy = self._image_policy(step, snapshot)
             path = _watched_path(snapshot) if step.other is None else _path_of(step.other, snapshot)
             plan = plan_image_gc(snapshot, policy, needed=needed, only_on=path)
             return Preview(Scope.IMAGES, snapshot, (plan,))
-        snapshot = await self._observe(Scope.CONTAINERS)
-        evicted = _still_evicted(self._evicted(), snapshot.sandboxes)
+        snapshot = await self.observe(Scope.CONTAINERS)
+        evicted = _still_evicted(self.evicted(), snapshot.sandboxes)
         only_logs = step.action is ReclaimAction.LOGS
-        plans = plan_containers(snapshot, self._policy, evict_non_deleted_pods=not only_logs, evicted=evicted)
+        plans = plan_containers(snapshot, self.policy, evict_non_deleted_pods=not only_logs, evicted=evicted)
         if only_logs:
             found = _restricted(plans.plans, _with_removed_logs(plans.logs, snapshot))
         elif step.filesystem is FilesystemRole.NODEFS:

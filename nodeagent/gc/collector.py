@@ -38,7 +38,7 @@ from nodeagent.gc.pass_state import (
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import GCPolicy, Scope
 from nodeagent.model.decision import Accounting, Decision, ItemKind, ReasonCode
-from nodeagent.record import replace
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
@@ -58,44 +58,30 @@ EVICTION_TRIGGER = "eviction"
 _FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.IRREPLACEABLE_LAST})
 
 
-class Collector:
-    """Executor of garbage collection passes."""
+class Collector(Record):
+    """Executor of garbage collection passes.
 
-    def __init__(  # noqa: PLR0913 - the collaborators of a pass
-        self,
-        observer: Observer,
-        make_removers: MakeRemovers,
-        policy: GCPolicy,
-        *,
-        clock: Clock,
-        read_filesystem: Callable[[str], FsObservation],
-        collect_garbage: Callable[[], Awaitable[None]],
-        recover: Callable[[], Awaitable[None]] | None = None,
-        undo: ImageUndo | None = None,
-        dry_run: bool = False,
-    ) -> None:
-        """Create a collector.
+    Attributes:
+        observer: reads the snapshots.
+        make_removers: returns the remover of each kind of item, for a plan made from this snapshot and policy.
+        policy: policies of the planners.
+        clock: dates the passes and measures durations.
+        read_filesystem: reads the usage of a filesystem.
+        collect_garbage: runs the runtime's own garbage collection; called only for plans with pending bytes.
+        recover: completes interrupted removals; called before each pass, except in a dry run.
+        undo: undo windows of image removals; ``None`` if removals free their space immediately.
+        dry_run: whether passes only report the planned removals.
+    """
 
-        Args:
-            observer: reads the snapshots.
-            make_removers: returns the remover of each kind of item, for a plan made from this snapshot and policy.
-            policy: policies of the planners.
-            clock: dates the passes and measures durations.
-            read_filesystem: reads the usage of a filesystem.
-            collect_garbage: runs the runtime's own garbage collection; called only for plans with pending bytes.
-            recover: completes interrupted removals; called before each pass, except in a dry run.
-            undo: undo windows of image removals; ``None`` if removals free their space immediately.
-            dry_run: whether passes only report the planned removals.
-        """
-        self._collect_garbage = collect_garbage
-        self._recover_removals = recover
-        self._undo = undo
-        self._dry_run = dry_run
-        self._observer = observer
-        self._make_removers = make_removers
-        self._policy = policy
-        self._clock = clock
-        self._read_filesystem = read_filesystem
+    observer: Observer
+    make_removers: MakeRemovers
+    policy: GCPolicy
+    clock: Clock
+    read_filesystem: Callable[[str], FsObservation]
+    collect_garbage: Callable[[], Awaitable[None]]
+    recover: Callable[[], Awaitable[None]] | None = None
+    undo: ImageUndo | None = None
+    dry_run: bool = False
 
     async def prepare(self, scope: Scope) -> Preview:
         """Complete interrupted removals, then observe and plan a pass."""
@@ -107,7 +93,7 @@ class Collector:
 
         Interrupted removals are not completed, since their completion takes seconds and requires the pass lock.
         """
-        return await preview_pass(self._observer, self._policy, scope)
+        return await preview_pass(self.observer, self.policy, scope)
 
     async def prepare_saved(self, saved: SavedPlan) -> tuple[Preview, tuple[Drift, ...]]:
         """Complete interrupted removals, then observe and plan the removals of a saved plan.
@@ -116,8 +102,8 @@ class Collector:
             The preview of the pass, and the removals of the saved plan that are not carried out.
         """
         await self._recover()
-        snapshot = await self._observer.observe(saved.scope)
-        plans, drift = await asyncio.to_thread(plans_for_saved, saved, snapshot, self._policy)
+        snapshot = await self.observer.observe(saved.scope)
+        plans, drift = await asyncio.to_thread(plans_for_saved, saved, snapshot, self.policy)
         return Preview(saved.scope, snapshot, plans), drift
 
     async def run(  # noqa: PLR0913 - the options of a pass
@@ -140,15 +126,15 @@ class Collector:
             on_result: called with each result.
             recorder: records each round before its first removal, and each result; not used by a dry run.
         """
-        recorder = None if self._dry_run else recorder
+        recorder = None if self.dry_run else recorder
 
         def record(result: Result) -> None:
             if recorder is not None:
                 recorder.record(result)
             on_result(result)
 
-        started_s = self._clock.monotonic_s() - preview.snapshot.reading_s
-        progress = PassProgress(self._clock.now(), preview, trigger)
+        started_s = self.clock.monotonic_s() - preview.snapshot.reading_s
+        progress = PassProgress(self.clock.now(), preview, trigger)
         current: Preview | None = preview
         while current is not None:
             progress.plans.extend(current.plans)
@@ -161,7 +147,7 @@ class Collector:
                 results = await carry_out(
                     current.removals,
                     removers,
-                    clock=self._clock,
+                    clock=self.clock,
                     stop=stop,
                     enough=None if trigger == EVICTION_TRIGGER else self._enough(current),
                     on_result=record,
@@ -181,17 +167,17 @@ class Collector:
         return await self._report(progress, started_s, stop)
 
     def _removers(self, progress: PassProgress, current: Preview) -> Mapping[ItemKind, Remover | BatchRemover]:
-        if self._dry_run:
+        if self.dry_run:
             return dict.fromkeys(ItemKind, DryRunRemover())
         hurried = progress.trigger == EVICTION_TRIGGER
         undo = None
-        if self._undo is not None:
-            undo = undo_terms(progress.id, progress.trigger, self._undo.window, space_needed=current.ends_undo)
-        return self._make_removers(current.snapshot, self._policy, hurried=hurried, undo=undo)
+        if self.undo is not None:
+            undo = undo_terms(progress.id, progress.trigger, self.undo.window, space_needed=current.ends_undo)
+        return self.make_removers(current.snapshot, self.policy, hurried=hurried, undo=undo)
 
     async def _recover(self) -> None:
-        if self._recover_removals is not None and not self._dry_run:
-            await self._recover_removals()
+        if self.recover is not None and not self.dry_run:
+            await self.recover()
 
     async def _collected(self, progress: PassProgress, current: Preview) -> bool:
         """End undo windows and run the runtime's garbage collection if the plan relies on their space.
@@ -199,13 +185,13 @@ class Collector:
         Returns:
             Whether the pass can continue: false if the runtime is unavailable.
         """
-        if self._dry_run or not (current.acts and (current.pending_bytes or current.ends_undo)):
+        if self.dry_run or not (current.acts and (current.pending_bytes or current.ends_undo)):
             return True
         try:
-            ended = current.ends_undo and self._undo is not None and await self._undo.end_all()
+            ended = current.ends_undo and self.undo is not None and await self.undo.end_all()
             own_bytes = progress.end_undo() if ended else 0
             if ended or current.pending_bytes:
-                await self._collect_garbage()
+                await self.collect_garbage()
         except RuntimeUnavailableError as error:
             progress.end = PassEnd.RUNTIME_LOST, str(error)
             detail = f"runtime unavailable: {error}"
@@ -225,10 +211,10 @@ class Collector:
         rounded percentage skips no planned removal. The result is ``None`` in a dry run and without a reading.
         """
         observed = readings_of(current.snapshot)
-        if self._dry_run or not observed:
+        if self.dry_run or not observed:
             return None
         exact = any(plan.accounting is Accounting.LAYERS for plan in current.plans)
-        low = self._policy.images.low_threshold_percent - (1 if exact else 0)
+        low = self.policy.images.low_threshold_percent - (1 if exact else 0)
         targets = [target.path for plan in current.plans for target in plan.targets]
 
         def enough(decision: Decision) -> bool:
@@ -236,7 +222,7 @@ class Collector:
                 return False
             paths = targets or [each.path for each in observed]
             own = [path for path in paths if decision.bytes_on(path)]
-            return is_relieved(own or paths, self._read_filesystem, low)
+            return is_relieved(own or paths, self.read_filesystem, low)
 
         return enough
 
@@ -244,19 +230,19 @@ class Collector:
         self, progress: PassProgress, current: Preview, results: Sequence[Result], max_rounds: int, stop: asyncio.Event
     ) -> Preview | None:
         """Return the preview of a further round, for images only; ``None`` if no round is needed or possible."""
-        if self._dry_run or current.scope is Scope.CONTAINERS or not readings_of(current.snapshot):
+        if self.dry_run or current.scope is Scope.CONTAINERS or not readings_of(current.snapshot):
             return None
         if progress.rounds >= max_rounds or not any(result.decision.kind is ItemKind.IMAGE for result in results):
             return None
-        low = self._policy.images.low_threshold_percent
+        low = self.policy.images.low_threshold_percent
         try:
-            if not await Measurement(progress, self._read_filesystem, stop).missing_bytes(low):
+            if not await Measurement(progress, self.read_filesystem, stop).missing_bytes(low):
                 return None
-            snapshot = await self._observer.observe(Scope.IMAGES)
+            snapshot = await self.observer.observe(Scope.IMAGES)
         except NodeAgentError as error:
             progress.warnings.append(f"no further round: {error}")
             return None
-        policy = replace(self._policy.images, high_threshold_percent=min(99, low + 1))
+        policy = replace(self.policy.images, high_threshold_percent=min(99, low + 1))
         plan = plan_image_gc(snapshot, policy, failed=progress.failed_images(), spent=progress.spent())
         if not plan.removals:
             progress.last_plan = plan
@@ -265,26 +251,26 @@ class Collector:
 
     async def _report(self, progress: PassProgress, started_s: float, stop: asyncio.Event) -> PassReport:
         hurried = progress.trigger == EVICTION_TRIGGER
-        measurement = Measurement(progress, self._read_filesystem, stop, hurried=hurried)
+        measurement = Measurement(progress, self.read_filesystem, stop, hurried=hurried)
         measured: tuple[MeasuredFilesystem, ...] = ()
-        if not self._dry_run:
+        if not self.dry_run:
             try:
                 measured = await measurement.read()
             except NodeAgentError as error:
                 progress.warnings.append(f"cannot measure the image filesystem after the pass: {error}")
         end = progress.end or self._end(progress, measurement, measured)
-        duration_s = self._clock.monotonic_s() - started_s
-        return progress.report(end, duration_s=duration_s, dry_run=self._dry_run, measured=measured)
+        duration_s = self.clock.monotonic_s() - started_s
+        return progress.report(end, duration_s=duration_s, dry_run=self.dry_run, measured=measured)
 
     def _end(
         self, progress: PassProgress, measurement: Measurement, measured: Sequence[MeasuredFilesystem]
     ) -> tuple[PassEnd, str]:
-        if self._dry_run:
+        if self.dry_run:
             return progress.preview.predicted_end
         blocked = [plan.blocked for plan in progress.plans if plan.blocked]
         if blocked:
             return PassEnd.REFUSED, "; ".join(blocked)
-        shortfall = measurement.shortfall_detail(measured, self._policy.images.low_threshold_percent)
+        shortfall = measurement.shortfall_detail(measured, self.policy.images.low_threshold_percent)
         if shortfall:
             return PassEnd.SHORTFALL, shortfall
         if not progress.results and not progress.collected_bytes:

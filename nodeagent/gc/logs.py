@@ -16,7 +16,7 @@ from nodeagent.host import pod_logs as log_removal
 from nodeagent.host.pod_logs import read_log_tree
 from nodeagent.model import ContainerState, LogTree, NodeSnapshot, UnreferencedPiece
 from nodeagent.model.decision import Decision, ItemKind
-from nodeagent.record import replace
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
@@ -77,12 +77,11 @@ class PodLogRemover:
         return Result(decision, Outcome.DONE, freed_bytes=freed)
 
 
-class LogLinkRemover:
+class LogLinkRemover(Record):
     """Remover of one container log link whose target does not exist."""
 
-    def __init__(self, cri: CriClient, logs: HostLogs) -> None:
-        self._cri = cri
-        self._logs = logs
+    cri: CriClient
+    logs: HostLogs
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the link unless its container exists and has not exited.
@@ -91,11 +90,11 @@ class LogLinkRemover:
         """
         container_id = log_removal.link_container_id(decision.id)
         if container_id:
-            container = await self._cri.get_container(container_id)
+            container = await self.cri.get_container(container_id)
             if container is not None and container.state is not ContainerState.EXITED:
                 return Result(decision, Outcome.CHANGED, f"kept: container is {container.state.value}")
         try:
-            removed = await asyncio.to_thread(self._logs.remove_dead_link, decision.id)
+            removed = await asyncio.to_thread(self.logs.remove_dead_link, decision.id)
         except FileNotFoundError:
             return Result(decision, Outcome.GONE, "already removed")
         return (
@@ -105,32 +104,36 @@ class LogLinkRemover:
         )
 
 
-class HostLogs:
-    """Remover of pod logs below the kubelet's log roots; paths are checked in ``host.log_removal``."""
+class HostLogs(Record):
+    """Remover of pod logs below the kubelet's log roots; paths are checked in ``host.log_removal``.
 
-    def __init__(self, pod_log_root: Path, container_log_root: Path, clock: Clock) -> None:
-        """Compose the remover; ``clock`` limits the time of a directory walk."""
-        self._clock = clock
-        self._pod_log_root = pod_log_root
-        self._container_log_root = container_log_root
+    Attributes:
+        pod_log_root: root directory of pod logs.
+        container_log_root: directory of the links to container logs.
+        clock: limits the time of a directory walk.
+    """
+
+    pod_log_root: Path
+    container_log_root: Path
+    clock: Clock
 
     def remove_container_logs(self, log_path: str, container_id: str) -> int:
         """Remove a container's current and rotated logs, then its links; return the bytes freed."""
-        freed = log_removal.remove_container_logs(self._pod_log_root, Path(log_path)).size_bytes
-        log_removal.remove_links_of(self._container_log_root, container_id)
+        freed = log_removal.remove_container_logs(self.pod_log_root, Path(log_path)).size_bytes
+        log_removal.remove_links_of(self.container_log_root, container_id)
         return freed
 
     def read_pod_directory(self, name: str) -> LogTree | None:
         """Return a reading of one pod log directory; ``None`` if it does not exist."""
-        return read_log_tree(self._pod_log_root, name, self._clock)
+        return read_log_tree(self.pod_log_root, name, self.clock)
 
     def remove_pod_directory(self, name: str, uid: str, changed_at: datetime) -> int:
         """Remove one pod log directory unless an entry changed after ``changed_at``; return the bytes freed."""
-        return log_removal.remove_pod_log_directory(self._pod_log_root, name, uid, changed_at).size_bytes
+        return log_removal.remove_pod_log_directory(self.pod_log_root, name, uid, changed_at).size_bytes
 
     def remove_dead_link(self, name: str) -> bool:
         """Remove a link whose target does not exist; return false if the target exists again."""
-        return log_removal.remove_dead_log_link(self._container_log_root, name)
+        return log_removal.remove_dead_log_link(self.container_log_root, name)
 
 
 class LeakRemover:

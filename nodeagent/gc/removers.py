@@ -17,7 +17,7 @@ from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.keep_rules import holds_in_force
 from nodeagent.model import ClockTrust, Container, ContainerState, Hold, Image, NodeSnapshot, Sandbox
 from nodeagent.model.decision import Decision, ReasonCode, Verdict
-from nodeagent.record import replace
+from nodeagent.record import Record, replace
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
@@ -136,86 +136,86 @@ class ImageRemover:
         return now_s - clock.boottime_s, replace(clock, boottime_s=now_s)
 
 
-class ImageRemoverWithoutLeases:
+class ImageRemoverWithoutLeases(Record):
     """Remover of images through CRI, on a runtime without leases only.
 
     On containerd, images are kept: unreadable records do not justify a removal without a transaction.
+
+    Attributes:
+        remover: removes the image on a runtime without leases.
+        list_leases: raises RuntimeUnsupportedError on a runtime without leases.
     """
 
-    def __init__(self, remover: ImageRemover, list_leases: Callable[[], Awaitable[object]]) -> None:
-        """Compose the remover; ``list_leases`` raises RuntimeUnsupportedError on a runtime without leases."""
-        self._remover = remover
-        self._list_leases = list_leases
+    remover: ImageRemover
+    list_leases: Callable[[], Awaitable[object]]
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the image as :class:`ImageRemover` does, unless the runtime has leases."""
         try:
-            await self._list_leases()
+            await self.list_leases()
         except RuntimeUnsupportedError:
-            return await self._remover.remove(decision)
+            return await self.remover.remove(decision)
         detail = "kept: containerd's records of images and layers could not be read at the observation; try again later"
         return Result(decision, Outcome.FAILED, detail)
 
 
-class ContainerRemover:
+class ContainerRemover(Record):
     """Remover of one dead container and then its logs.
 
     In the reverse order, a failed removal would lose the logs of a kept container.
     Source: kubelet ``removeContainer``; CRI ``RemoveContainer``.
     """
 
-    def __init__(self, reader: RuntimeReader, actions: CriClient, logs: HostLogs) -> None:
-        self._reader = reader
-        self._actions = actions
-        self._logs = logs
+    reader: RuntimeReader
+    actions: CriClient
+    logs: HostLogs
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the container unless it is running or its pod is active again."""
-        container = await self._actions.get_container(decision.id)
+        container = await self.actions.get_container(decision.id)
         if container is not None and decision.reason.code is ReasonCode.POD_DELETED:
-            containers, sandboxes = await self._reader.users()
+            containers, sandboxes = await self.reader.users()
             active = pod_activity(container.pod_uid, container.sandbox_id, containers, sandboxes)
             if active:
                 return Result(decision, Outcome.CHANGED, f"kept: {active}")
-            container = await self._actions.get_container(decision.id)  # may have been started meanwhile
+            container = await self.actions.get_container(decision.id)  # may have been started meanwhile
         if container is None:
             return Result(decision, Outcome.GONE, "already removed")
         if container.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
             return Result(decision, Outcome.CHANGED, f"kept: container is {container.state.value}")
         try:
-            await self._actions.remove_container(decision.id)
+            await self.actions.remove_container(decision.id)
         except RuntimeTimeoutError:
-            if await self._actions.get_container(decision.id) is not None:
+            if await self.actions.get_container(decision.id) is not None:
                 raise
-        if await self._actions.get_container(decision.id) is not None:
+        if await self.actions.get_container(decision.id) is not None:
             detail = "the runtime reported the removal, but the item still exists; logs kept"
             return Result(decision, Outcome.FAILED, detail)
-        leftovers = [await self._remove_logs(container), await _leftover_layer(self._reader, decision.id)]
+        leftovers = [await self._remove_logs(container), await _leftover_layer(self.reader, decision.id)]
         return Result(decision, Outcome.DONE, "; ".join(filter(None, leftovers)), freed_bytes=decision.frees_bytes)
 
     async def _remove_logs(self, container: Container) -> str:
         if not container.log_path:
             return ""
         try:
-            await asyncio.to_thread(self._logs.remove_container_logs, container.log_path, container.id)
+            await asyncio.to_thread(self.logs.remove_container_logs, container.log_path, container.id)
         except NodeAgentError as error:
             return f"log kept: {error}"
         return ""
 
 
-class SandboxRemover:
+class SandboxRemover(Record):
     """Remover of one sandbox, which is stopped first.
 
     Source: kubelet ``removeSandbox``; CRI ``StopPodSandbox``, ``RemovePodSandbox``.
     """
 
-    def __init__(self, reader: RuntimeReader, actions: CriClient) -> None:
-        self._reader = reader
-        self._actions = actions
+    reader: RuntimeReader
+    actions: CriClient
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the sandbox unless it is ready or has containers."""
-        containers, sandboxes = await self._reader.users()
+        containers, sandboxes = await self.reader.users()
         sandbox = next((each for each in sandboxes if each.id == decision.id), None)
         if sandbox is None:
             return Result(decision, Outcome.GONE, "already removed")
@@ -228,15 +228,15 @@ class SandboxRemover:
             active = pod_activity(sandbox.uid, sandbox.id, containers, sandboxes)
             if active:
                 return Result(decision, Outcome.CHANGED, f"kept: {active}")
-        await self._actions.stop_sandbox(decision.id)
+        await self.actions.stop_sandbox(decision.id)
         try:
-            await self._actions.remove_sandbox(decision.id)
+            await self.actions.remove_sandbox(decision.id)
         except RuntimeTimeoutError:
-            if await self._reader.sandbox_listed(decision.id):
+            if await self.reader.sandbox_listed(decision.id):
                 raise
-        if await self._reader.sandbox_listed(decision.id):
+        if await self.reader.sandbox_listed(decision.id):
             return Result(decision, Outcome.FAILED, "the runtime reported the removal, but the item still exists")
-        return Result(decision, Outcome.DONE, await _leftover_layer(self._reader, decision.id))
+        return Result(decision, Outcome.DONE, await _leftover_layer(self.reader, decision.id))
 
 
 async def _leftover_layer(reader: RuntimeReader, container_id: str) -> str:

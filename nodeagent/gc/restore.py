@@ -225,18 +225,22 @@ class NotUndoableError(UsageError):
     """No image removal of a pass is in its undo window."""
 
 
-class ImageUndo:
-    """Service that lists image removals in their undo window, undoes them and ends undo windows."""
+class ImageUndo(Record):
+    """Service that lists image removals in their undo window, undoes them and ends undo windows.
 
-    def __init__(
-        self, storage: StorageBackend, images: CriClient, lock_path: Path, clock: Clock, window: timedelta
-    ) -> None:
-        """Compose the undo; ``lock_path`` is the node's pass lock file, ``window`` the configured undo window."""
-        self._storage = storage
-        self._images = images
-        self._lock_path = lock_path
-        self._clock = clock
-        self.window = window
+    Attributes:
+        storage: records of the removals.
+        images: lists the images of the runtime.
+        lock_path: pass lock file of the node.
+        clock: ends undo windows and measures durations.
+        window: configured undo window.
+    """
+
+    storage: StorageBackend
+    images: CriClient
+    lock_path: Path
+    clock: Clock
+    window: timedelta
 
     async def list_undoable(self) -> tuple[UndoableRemoval, ...]:
         """Return the removals that can be undone, newest first; empty without the containerd API.
@@ -244,17 +248,17 @@ class ImageUndo:
         Raises:
             NodeAgentError: containerd cannot list leases.
         """
-        records = self._storage.removals
+        records = self.storage.removals
         try:
             found = await records.undo.list_all() if records is not None else ()
         except RuntimeUnsupportedError:
             return ()
-        now = self._clock.now()
+        now = self.clock.now()
         return tuple(each for each in found if not each.is_over(now))
 
     async def end_all(self) -> bool:
         """End all undo windows, without a garbage collection; return whether any window was open."""
-        records = self._storage.removals
+        records = self.storage.removals
         if records is None:
             return False
         try:
@@ -277,11 +281,11 @@ class ImageUndo:
             RuntimeUnavailableError: the runtime is unavailable; the next pass completes an undo that has begun.
             NodeAgentError: the runtime cannot undo removals.
         """
-        records = self._storage.removals
+        records = self.storage.removals
         if records is None:
             raise NodeAgentError(f"{_IMPOSSIBLE}: runtime.containerd_api is off")
-        with process_lock(self._lock_path):
-            started_at, started_s = self._clock.now(), self._clock.monotonic_s()
+        with process_lock(self.lock_path):
+            started_at, started_s = self.clock.now(), self.clock.monotonic_s()
             try:
                 found = await records.undo.list_all()
             except RuntimeUnsupportedError as error:
@@ -291,7 +295,7 @@ class ImageUndo:
             for each in chosen:
                 results += await self._undo(records, each)
             results = await self._listed(results)
-            duration_s = self._clock.monotonic_s() - started_s
+            duration_s = self.clock.monotonic_s() - started_s
             return UndoReport(new_pass_id(started_at), chosen[0].pass_id, started_at, duration_s, tuple(results))
 
     async def _undo(self, records: RemovalRecords, removal: UndoableRemoval) -> list[UndoResult]:
@@ -314,11 +318,11 @@ class ImageUndo:
         """
         missing = {each.id for each in results if each.outcome is UndoOutcome.RESTORED}
         waited_s, wait_s = 0.0, _FIRST_WAIT_S
-        missing -= await self._images.image_ids()
+        missing -= await self.images.image_ids()
         while missing and waited_s < _LISTED_WITHIN_S:
             await asyncio.sleep(wait_s)
             waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
-            missing -= await self._images.image_ids()
+            missing -= await self.images.image_ids()
         return [
             UndoResult(each.id, each.names, UndoOutcome.FAILED, "names restored, but CRI does not list the image")
             if each.id in missing

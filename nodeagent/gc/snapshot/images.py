@@ -245,26 +245,28 @@ class ImageFilesystems(Record):
     several: tuple[model.ImageFilesystem, ...] = ()
 
 
-class ImageFilesystemReader:
-    """Reader of the image filesystems of the node."""
+class ImageFilesystemReader(Record):
+    """Reader of the image filesystems of the node.
 
-    def __init__(
-        self, cri: CriClient, read_filesystem: Callable[[str], model.FsObservation], imagefs_path: str = ""
-    ) -> None:
-        """Create a reader; a non-empty ``imagefs_path`` replaces the paths that the runtime reports."""
-        self._cri = cri
-        self._read_filesystem = read_filesystem
-        self._imagefs_path = imagefs_path
+    Attributes:
+        cri: CRI client of the runtime.
+        read_filesystem: reads the usage of a filesystem.
+        imagefs_path: path that replaces the paths reported by the runtime; empty normally.
+    """
+
+    cri: CriClient
+    read_filesystem: Callable[[str], model.FsObservation]
+    imagefs_path: str = ""
 
     async def reported_paths(self) -> tuple[tuple[str, ...], str]:
         """Return the mount points that the runtime reports, or an empty tuple and the cause.
 
         Source: CRI ``ImageFsInfo``.
         """
-        if self._imagefs_path:
-            return (self._imagefs_path,), ""
+        if self.imagefs_path:
+            return (self.imagefs_path,), ""
         try:
-            paths = (await self._cri.image_fs_info()).image_mountpoints
+            paths = (await self.cri.image_fs_info()).image_mountpoints
         except RuntimeRequestError as error:
             return (), str(error)
         return paths, "" if paths else _NO_PATHS
@@ -286,7 +288,7 @@ class ImageFilesystemReader:
         """
         if not reported:
             return ImageFilesystems(None, error)
-        if self._imagefs_path:
+        if self.imagefs_path:
             return await self._first(reported[0])
         paths = storage.store_paths if storage is not None else {}
         in_use = (storage.stores if storage is not None else frozenset()).union(configured)
@@ -310,7 +312,7 @@ class ImageFilesystemReader:
         """
         try:
             async with asyncio.timeout(STATVFS_DEADLINE_S):
-                return await asyncio.to_thread(self._read_filesystem, path)
+                return await asyncio.to_thread(self.read_filesystem, path)
         except TimeoutError:
             return f"{path}: statvfs timed out after {STATVFS_DEADLINE_S:.0f} s"
         except ObservationError as error:

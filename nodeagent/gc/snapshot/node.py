@@ -25,7 +25,7 @@ from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
 from nodeagent.loops.clock_reading import read_clocks, with_valid_times
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.plan.deletion import checked_pod_list
-from nodeagent.record import replace
+from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
@@ -247,11 +247,10 @@ class Observer:
         return await asyncio.to_thread(self._logs.list_entries, warnings)
 
 
-class StoredSnapshotUsage:
+class StoredSnapshotUsage(Record):
     """Snapshot usage recorded by earlier processes, by node of the storage graph."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    store: Store
 
     def read(self) -> dict[Node, tuple[Stamp, SnapshotUsage]]:
         """Return the usage of each recorded snapshot, with the creation time of the snapshot."""
@@ -260,12 +259,12 @@ class StoredSnapshotUsage:
                 Stamp(figures.created_s, figures.created_ns),
                 SnapshotUsage(figures.size_bytes, figures.inodes),
             )
-            for (snapshotter, key), figures in self._store.snapshot_usage().items()
+            for (snapshotter, key), figures in self.store.snapshot_usage().items()
         }
 
     def write(self, read: Mapping[Node, tuple[Stamp, SnapshotUsage]], removed: Collection[Node]) -> None:
         """Record the usage of ``read`` and delete the records of ``removed``."""
-        self._store.note_snapshot_usage(
+        self.store.note_snapshot_usage(
             {_store_key(node): SnapshotFigures(*created, *used) for node, (created, used) in read.items()},
             [_store_key(node) for node in removed],
         )

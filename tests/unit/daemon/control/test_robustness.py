@@ -23,6 +23,7 @@ from nodeagent.api.requests import request_type
 from nodeagent.daemon.control import server as control
 from nodeagent.daemon.control.server import LIMITS
 from nodeagent.errors import ObservationError
+from nodeagent.gc.collector import Collector
 from nodeagent.gc.documents.history import History
 from nodeagent.host.sockets import Peer, group_number
 from tests.unit.control_node import MEMBER, ROOT, STRANGER, Node
@@ -213,8 +214,7 @@ async def test_unprintable_text_of_an_error_is_returned_to_the_caller(
     async def fail(*_: object) -> None:
         raise ObservationError("/pods/\udcff\x1b\n")
 
-    assert node.context.agent is not None
-    monkeypatch.setattr(node.context.agent.collector, "preview", fail)
+    monkeypatch.setattr(Collector, "preview", fail)
     code, details = await node.refused("Plan", api.PlanRequest(scope="images"))
     assert (code, details) == (409, "/pods/\\xff\x1b\n")
 
