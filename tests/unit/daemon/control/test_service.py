@@ -12,7 +12,7 @@ import pytest
 from nodeagent.api import requests as api
 from nodeagent.api.common import Document, decode, encode
 from nodeagent.api.operations import OPERATIONS, Access
-from nodeagent.cli.status_view import status_view
+from nodeagent.cli.status import status_view
 from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, Version
 from nodeagent.daemon.documents import Status
 from nodeagent.eviction.documents import EvictionPreview

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from nodeagent.cli.status_view import gauges
+from nodeagent.cli.status import gauges
 
 if TYPE_CHECKING:
     from nodeagent.daemon.documents import Status
