@@ -184,7 +184,7 @@ def withdraw_from_cluster(configuration: Path) -> list[tuple[str, str]]:
     if settings is None or settings.kubernetes.access is None:
         return []
     # These imports load OpenSSL and the API objects, which an uninstallation without a cluster does not need.
-    from nodeagent.cluster.withdrawal import withdraw  # noqa: PLC0415
+    from nodeagent.cluster.own_parts import withdraw  # noqa: PLC0415
     from nodeagent.host.node import node_name  # noqa: PLC0415
     from nodeagent.pods.role import read_role  # noqa: PLC0415
 

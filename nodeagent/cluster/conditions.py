@@ -157,7 +157,7 @@ class TaintsTask(SessionTask):
 
     async def _apply(self, nodes: NodeApi, settings: Settings, stop: asyncio.Event) -> None:
         # imported with the client
-        from nodeagent.cluster.node_taints import apply_taints  # noqa: PLC0415
+        from nodeagent.cluster.own_parts import apply_taints  # noqa: PLC0415
         from nodeagent.cluster.plan.conditions import REPORT_S, desired_effects  # noqa: PLC0415
         from nodeagent.cluster.session_task import RegistrationReporter  # noqa: PLC0415
 
@@ -192,7 +192,7 @@ class TaintsTask(SessionTask):
                 await self._wait(wait_s, settings, stop)
 
     async def _remove(self, nodes: NodeApi) -> None:
-        from nodeagent.cluster.node_taints import apply_taints  # noqa: PLC0415
+        from nodeagent.cluster.own_parts import apply_taints  # noqa: PLC0415
         from nodeagent.cluster.plan.conditions import desired_effects  # noqa: PLC0415
 
         with suppress(ApiServerError, TimeoutError):

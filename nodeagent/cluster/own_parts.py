@@ -1,13 +1,17 @@
-"""Removal of the agent's own conditions, taints, annotations and cordon from its Node object."""
+"""The agent's own parts of the Node object: changes of its taints, and the removal of all parts at an uninstallation.
+
+A change is a read, a patch, and a repetition after a conflict.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cluster.facts import read_foreign
-from nodeagent.cluster.plan.conditions import WithdrawalPlan, conditions_patch, plan_withdrawal
-from nodeagent.errors import ApiServerError
+from nodeagent.cluster.facts import compare_with_machine, read_foreign
+from nodeagent.cluster.plan.conditions import TaintPlan, WithdrawalPlan, conditions_patch, plan_taints, plan_withdrawal
+from nodeagent.errors import ApiServerError, ForeignNodeError
 from nodeagent.kube.api_client import ApiClient, NodeApi, patch_planned
 from nodeagent.kube.api_credentials import ApiCredentials
 from nodeagent.record import Record
@@ -16,6 +20,28 @@ if TYPE_CHECKING:
     from nodeagent.model.kubernetes import ApiAccess
 
 WITHIN_S: Final = 15.0
+
+
+async def apply_taints(nodes: NodeApi, desired: Mapping[str, str]) -> TaintPlan:
+    """Set and remove the agent's taints; return the changes. Without changes nothing is written.
+
+    Args:
+        nodes: requests for the Node object of this machine.
+        desired: effect of each taint by key; an empty effect removes the taint.
+
+    Raises:
+        ForeignNodeError: the Node object is not proven to be of this machine.
+        ApiServerError: a request failed, or the object changed during each of 5 attempts.
+    """
+
+    async def plan() -> TaintPlan:
+        found = await nodes.get_node()
+        because = await compare_with_machine(found)
+        if found is None or because:
+            raise ForeignNodeError(f"no taint is written: {because}")
+        return plan_taints(found, desired)
+
+    return await patch_planned(nodes, await plan(), plan)
 
 
 class Withdrawal(Record):
