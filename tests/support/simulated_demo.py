@@ -16,11 +16,11 @@ from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import run_async
+from nodeagent.gc.agent import RemoverFactory
 from nodeagent.gc.collector import Collector
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
-from nodeagent.gc.remover_factory import RemoverFactory
 from nodeagent.gc.snapshot.node import Observer
 from nodeagent.model import Role
 from nodeagent.runtime.connection import RuntimeConnection

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from nodeagent.gc.agent import RemoverFactory
 from nodeagent.gc.collector import Collector
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy
-from nodeagent.gc.remover_factory import RemoverFactory
 from nodeagent.gc.restore import ImageUndo, RemovalRecovery
 from nodeagent.gc.snapshot.node import Observer
 from nodeagent.host.lock import lock_identity
