@@ -16,7 +16,7 @@ from nodeagent.api.common import encode
 from nodeagent.cli.control_client import connect
 from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.reading import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.cluster.plan.rules import SETTINGS
 from nodeagent.cluster.plan.workloads import IN_CLUSTER

@@ -15,8 +15,7 @@ from nodeagent.cli.control_client import ControlConnection, daemon_for_user
 from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.plan_view import preview_lines, report_lines, undo_text
-from nodeagent.cli.reading import OBSERVED_WITHIN_S
-from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.reading import OBSERVED_WITHIN_S, load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.documents import passes as documents

@@ -14,8 +14,7 @@ from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.list_views import NODE_STOPS, PASSES, done_items
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.options import Source
-from nodeagent.cli.reading import ask
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import ask, load_settings
 from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError

@@ -17,8 +17,7 @@ from nodeagent.cli.display import say, warn
 from nodeagent.cli.list_views import HOLDS
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.options import Source, duration_s
-from nodeagent.cli.reading import ask, read
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import ask, load_settings, read
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.gc.documents.holds import Hold, HoldList

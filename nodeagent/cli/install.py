@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.cli.completion_scripts import SCRIPTS
-from nodeagent.cli.session import run_async
+from nodeagent.cli.reading import run_async
 from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.errors import ConfigError, InhibitorError, InstallError, NodeAgentError, UsageError
 from nodeagent.files import create_file, replace_file

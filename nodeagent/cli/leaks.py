@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.cli import gc
 from nodeagent.cli.options import Source, duration_s
-from nodeagent.cli.reading import ask
-from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.reading import ask, load_settings, open_for_command, run_async
 from nodeagent.gc.documents import passes as documents
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nodeagent.cli.reading import View, show_document, watching
-from nodeagent.cli.session import open_for_command, run_async
+from nodeagent.cli.reading import View, open_for_command, run_async, show_document, watching
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction.plan.grammar import parse_thresholds

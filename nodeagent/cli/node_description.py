@@ -11,7 +11,7 @@ import msgspec
 
 from nodeagent.api.common import encode
 from nodeagent.cli.display import Line, standard_output, warn, warning_lines
-from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.reading import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
 from nodeagent.cluster.facts import NodeFactsReader, status_policy

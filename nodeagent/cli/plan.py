@@ -15,8 +15,7 @@ from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirm_removals, exit_code, note_dry_run, predicted_exit_code, run_interruptibly
 from nodeagent.cli.plan_view import decision_lines, item_heading, report_lines
-from nodeagent.cli.reading import show_document
-from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.reading import load_settings, open_for_command, run_async, show_document
 from nodeagent.cli.table import Heading, Table, short_reference
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError

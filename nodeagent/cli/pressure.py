@@ -10,8 +10,7 @@ from typing import Final
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import Line, bar, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.reading import watch_document
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings, watch_document
 from nodeagent.cli.table import Heading, Table, is_stall, short_amount, signal_name, size_cell, used_share
 from nodeagent.eviction.pressure_documents import Pressure, Signal
 from nodeagent.text import Cut

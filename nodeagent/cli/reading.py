@@ -3,6 +3,8 @@
 A command reads the node with ``--direct``, without a running daemon, and if options or environment variables change
 settings, since the daemon responds by its own configuration. The command fails if the daemon refuses the request or
 returns an error. The daemon and the command create the same document, which is printed once or repeatedly.
+
+Settings, agent and event loop of a command are created here too.
 """
 
 from __future__ import annotations
@@ -12,29 +14,75 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent.api.client import DaemonAbsentError
 from nodeagent.api.common import Document, encode
 from nodeagent.cli import control_client
 from nodeagent.cli.display import Line, standard_output
-from nodeagent.cli.session import load_settings, open_for_command, run_async
-
-D = TypeVar("D", bound=Document)
+from nodeagent.cli.options import OPTIONS, Source
 
 if TYPE_CHECKING:
-    from nodeagent.cli.options import Source
+    import asyncio
+    from contextlib import AbstractAsyncContextManager
+
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews
+    from nodeagent.settings.settings import Settings
 
-    ReadNode = Callable[[Agent], Coroutine[Any, Any, D]]
-    """Function that creates the document from an agent of this node; its imports are deferred."""
-
+D = TypeVar("D", bound=Document)
+T = TypeVar("T")
 View = Callable[[D, int | None], Iterable[Line]]
-
+ReadNode = Callable[["Agent"], Coroutine[Any, Any, D]]
+"""Function that creates the document from an agent of this node; its imports are deferred."""
 
 OBSERVED_WITHIN_S: Final = 300.0
 """Response timeout of an operation that observes the node, possibly after the observations of other clients."""
+
+
+def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Settings:
+    """Return the settings of a configuration file with the overrides of the command line applied.
+
+    Raises:
+        ConfigError: the configuration is invalid; the message has one line per fault with file, key, value and allowed
+            form.
+    """
+    from nodeagent.settings.loading import load  # noqa: PLC0415 - not needed if the daemon responds
+
+    return load(path, overrides, options=OPTIONS).config.settings()
+
+
+def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) -> AbstractAsyncContextManager[Agent]:
+    """Open an agent for one command; with ``record`` the agent stores the observed image use and the history.
+
+    Raises:
+        RuntimeUnavailableError: the runtime does not respond.
+    """
+    from nodeagent.gc.agent import open_agent  # noqa: PLC0415 - the runtime clients are slow to import
+
+    return open_agent(settings, record=record, dry_run=dry_run)
+
+
+def run_async(work: Coroutine[object, object, T]) -> T:
+    """Run a coroutine on a new event loop; return its result."""
+    import asyncio  # noqa: PLC0415 - not needed if the daemon responds
+
+    async def run() -> T:
+        asyncio.get_running_loop().set_exception_handler(_report_fault)
+        return await work
+
+    return asyncio.run(run())
+
+
+def _report_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an exception in a callback, unless the callback is for a closed event loop of this command.
+
+    grpc has one poller for all event loops of a process, and passes the last events of a closed channel to the closed
+    loop of the channel.
+    """
+    if str(context.get("exception")) != "Event loop is closed":
+        loop.default_exception_handler(context)
 
 
 def read(

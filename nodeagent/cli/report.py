@@ -15,8 +15,7 @@ from nodeagent.api.common import DocumentError, decode, encode_line
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.reading import ask, print_document, read_node, show_document
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import ask, load_settings, print_document, read_node, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.daemon.control_documents import Finding
 from nodeagent.daemon.documents import Status

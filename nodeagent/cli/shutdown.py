@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.history import stop_headline
-from nodeagent.cli.reading import ask, read, show_document
-from nodeagent.cli.session import load_settings, run_async
+from nodeagent.cli.reading import ask, load_settings, read, run_async, show_document
 from nodeagent.cli.table import Heading, Table
 from nodeagent.shutdown.documents import DelayLimit, ShutdownPlan, ShutdownStatus
 from nodeagent.text import Cut

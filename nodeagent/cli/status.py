@@ -17,8 +17,7 @@ from nodeagent.api.client import DaemonAbsentError
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.reading import watch_document
-from nodeagent.cli.session import load_settings, open_for_command
+from nodeagent.cli.reading import load_settings, open_for_command, watch_document
 from nodeagent.cli.table import Heading, Table, ago, amount, done_cell, is_stall, signal_name, size_cell, used_share
 from nodeagent.daemon.documents import Status, Top
 from nodeagent.eviction.pressure_documents import Fact, PodUsage, RankedPodUsage, Signal

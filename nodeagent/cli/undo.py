@@ -9,7 +9,7 @@ from nodeagent.api.common import encode
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.reading import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table, short_id, short_reference, size_cell
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError

@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.runtime.connection import RuntimeConnection, run_bounded

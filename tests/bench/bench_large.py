@@ -31,7 +31,7 @@ from nodeagent._proto.containerd.services.content.v1 import content_pb2
 from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.loops.memory import configure_malloc, release_memory

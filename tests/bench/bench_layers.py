@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.clock import SystemClock
 from nodeagent.gc.snapshot.node import StoredSnapshotUsage
 from nodeagent.runtime.connection import RuntimeConnection

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.database_revision import read_database_revision

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.image_targets import LayerLedger
 from nodeagent.gc.plan.policy import Scope

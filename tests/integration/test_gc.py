@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan.policy import Scope

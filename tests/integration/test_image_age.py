@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.clock import SystemClock
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.executor import PassEnd

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope

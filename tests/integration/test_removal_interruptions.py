@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.errors import NodeAgentError
 from nodeagent.gc import pass_state as measurement
 from nodeagent.gc.agent import open_agent

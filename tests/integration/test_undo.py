@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.clock import SystemClock
 from nodeagent.gc.agent import open_agent
 from nodeagent.host.filesystems import read_filesystem

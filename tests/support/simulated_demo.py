@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.plan_view import preview_lines, report_lines
-from nodeagent.cli.session import run_async
+from nodeagent.cli.reading import run_async
 from nodeagent.gc.agent import RemoverFactory
 from nodeagent.gc.collector import Collector
 from nodeagent.gc.executor import PassEnd

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.daemon.supervisor import daemon_tasks, supervise
 from nodeagent.gc.loop import wait_for_any
 from nodeagent.telemetry import logging as log

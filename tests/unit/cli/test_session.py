@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from nodeagent.cli.session import run_async
+from nodeagent.cli.reading import run_async
 
 
 async def fail_in_callback(error: Exception) -> str:

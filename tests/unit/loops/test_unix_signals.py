@@ -177,7 +177,7 @@ def test_thread_that_never_returns_does_not_delay_the_exit() -> None:
     program = """
 import asyncio, threading
 from nodeagent.cli import run
-from nodeagent.cli.session import load_settings
+from nodeagent.cli.reading import load_settings
 from nodeagent.gc.executor import PassEnd
 
 async def supervise(*_, **__):
