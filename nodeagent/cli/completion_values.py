@@ -1,10 +1,15 @@
-"""Values of parameters for shell completion: image names, ids and pods from the running daemon, settings, documents."""
+"""Values of parameters for shell completion: image names, ids and pods from the running daemon, settings, documents.
+
+The completion scripts of the shells are files beside this module. They pass each word as an argument, so that no shell
+expands it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import typer  # noqa: TC002 - typer reads the annotations of the functions
@@ -14,6 +19,11 @@ WITHIN_S: Final = 1.5
 _MOST_PASSES: Final = 200
 _HARMLESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,511}")
 """Form of values without shell metacharacters; only these are offered, since they are inserted into a command line."""
+
+
+def script(shell: str) -> str:
+    """Return the completion script of ``bash``, ``zsh`` or ``fish``."""
+    return (Path(__file__).parent / f"completion.{shell}").read_text(encoding="utf-8")
 
 
 def image_names(ctx: typer.Context) -> list[str]:

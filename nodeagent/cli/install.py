@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from nodeagent.cli.completion_scripts import SCRIPTS
+from nodeagent.cli.completion_values import script
 from nodeagent.cli.reading import run_async
 from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.errors import ConfigError, InhibitorError, InstallError, NodeAgentError, UsageError
@@ -56,9 +56,9 @@ def install(prefix: Path, *, enable: bool, root: Path | None, systemd: int | Non
     if root is None and prefix.resolve() != Path(sys.prefix).resolve():
         raise InstallError(f"use {prefix}/bin/nodeagent; without it, run make install, or pip in a new environment")
     completions = {
-        "bash-completion/completions/nodeagent": SCRIPTS["bash"],
-        "zsh/site-functions/_nodeagent": SCRIPTS["zsh"],
-        "fish/vendor_completions.d/nodeagent.fish": SCRIPTS["fish"],
+        "bash-completion/completions/nodeagent": script("bash"),
+        "zsh/site-functions/_nodeagent": script("zsh"),
+        "fish/vendor_completions.d/nodeagent.fish": script("fish"),
     }
     new = installation.parts(prefix, systemd or installation.systemd_version(), completions)
     directory, configuration = below(top, prefix), below(top, DEFAULT_PATH)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nodeagent.cli import options
-from nodeagent.cli.completion_values import setting_keys, topic_names
+from nodeagent.cli.completion_values import script, setting_keys, topic_names
 from nodeagent.cli.exit_codes import EPILOG
 
 config_app = typer.Typer(
@@ -69,9 +69,7 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bas
     """
     import sys  # noqa: PLC0415 - not needed by every command
 
-    from nodeagent.cli.completion_scripts import SCRIPTS  # noqa: PLC0415
-
-    sys.stdout.write(SCRIPTS[shell.value])
+    sys.stdout.write(script(shell.value))
 
 
 def trigger(

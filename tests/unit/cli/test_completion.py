@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.cli.completion import completions
-from nodeagent.cli.completion_scripts import SCRIPTS
+from nodeagent.cli.completion_values import script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,13 +171,13 @@ def test_bash_inserts_the_rest_of_a_word_after_its_last_separator(tmp_path: Path
     command = tmp_path / "nodeagent"
     command.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -B -m nodeagent "$@"\n')
     command.chmod(0o755)
-    script = SCRIPTS["bash"] + (
+    commands = script("bash") + (
         'for line in "nodeagent explain r.example:5000/a" "nodeagent hold rem" "nodeagent images --output=w"; do\n'
         'COMP_LINE=$line COMP_POINT=${#line}; _nodeagent nodeagent; echo "${COMPREPLY[*]}"; done\n'
     )
     with daemon(tmp_path) as environment:
         environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
         ended = subprocess.run(
-            ["bash", "--norc", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+            ["bash", "--norc", "-c", commands], env=environment, capture_output=True, text=True, timeout=60, check=False
         )
     assert (ended.stdout.splitlines(), ended.stderr) == (["5000/a:1 5000/a:2", "remove", "wide"], "")
