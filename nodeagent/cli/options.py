@@ -73,6 +73,11 @@ class CommandGroup(TyperGroup):
                 formatter.write_dl(rows)
 
 
+def command_group(text: str, *, epilog: str | None = None) -> typer.Typer:
+    """Return a group of commands that prints its help without a command; ``text`` is its description."""
+    return typer.Typer(cls=CommandGroup, help=text, epilog=epilog, no_args_is_help=True, rich_markup_mode=None)
+
+
 _WORDINGS: Final = (
     (re.compile(r"^.* is not a valid int( range)?\."), "must be a whole number"),
     (re.compile(r"^.* is not a valid float( range)?\."), "must be a number"),

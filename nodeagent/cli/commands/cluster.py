@@ -5,14 +5,9 @@ from typing import Annotated
 import typer
 
 from nodeagent.cli.exit_codes import EPILOG
-from nodeagent.cli.options import CommandGroup, ConfigOption, EndpointOption, Output, OutputOption, at_endpoint
+from nodeagent.cli.options import ConfigOption, EndpointOption, Output, OutputOption, at_endpoint, command_group
 
-node_app = typer.Typer(
-    cls=CommandGroup,
-    help="Describe this node as a Node object of Kubernetes.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+node_app = command_group("Describe this node as a Node object of Kubernetes.")
 
 
 @node_app.command("describe", epilog=EPILOG)
@@ -47,12 +42,7 @@ _SOCKET = "/run/containerd/containerd.sock"
 _IMAGE_ROOT = "/var/lib/containerd"
 _MANIFESTS = "/etc/kubernetes/manifests"
 
-manifest_app = typer.Typer(
-    cls=CommandGroup,
-    help="Print objects for a Kubernetes cluster.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+manifest_app = command_group("Print objects for a Kubernetes cluster.")
 
 
 @manifest_app.command("rbac", epilog=EPILOG)

@@ -1,6 +1,6 @@
 """Commands that remove images, containers and leaks, save and apply plans, and place holds."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -29,32 +29,26 @@ from nodeagent.cli.options import (
     SettingOption,
     YesOption,
     at_endpoint,
+    command_group,
     named_file,
     refuse_options_before_subcommand,
     with_list_options,
     with_setting_options,
 )
 
-gc_app = typer.Typer(
-    cls=CommandGroup,
-    help="Remove unused images, dead containers or leaks now.\n\nThe plan is printed and confirmed first; --dry-run "
-    "only prints it, --yes skips the confirmation.",
+gc_app = command_group(
+    "Remove unused images, dead containers or leaks now.\n\nThe plan is printed and confirmed first; --dry-run only "
+    "prints it, --yes skips the confirmation.",
     epilog=EPILOG,
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 plan_app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
-hold_app = typer.Typer(
-    cls=CommandGroup,
-    help="Protect images from removal for a limited time.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+hold_app = command_group("Protect images from removal for a limited time.")
 
 
-def _collects(scope: str, *options: SettingOption) -> Callable[[Callable[[], None]], Callable[..., None]]:
-    """Return a decorator that makes a function, which only has the help text, the command that collects a scope."""
+def _add_gc_command(scope: str, options: Iterable[SettingOption], text: str) -> None:
+    """Add ``gc SCOPE`` with its own setting options and its help text."""
 
+    @gc_app.command(scope, help=text, epilog=EPILOG)
     @with_setting_options(*options)
     def run(
         config: ConfigOption = None,
@@ -71,32 +65,15 @@ def _collects(scope: str, *options: SettingOption) -> Callable[[Callable[[], Non
 
         collect(Request(scope, config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct))
 
-    def decorate(command: Callable[[], None]) -> Callable[..., None]:
-        run.__doc__ = command.__doc__
-        return run
 
-    return decorate
-
-
-@gc_app.command("images", epilog=EPILOG)
-@_collects("images", *IMAGE_GC)
-def gc_images() -> None:
-    """Remove unused images, least recently used first.
-
-    Removal starts when the usage of imagefs reaches the high threshold, and stops at the low threshold.
-    """
-
-
-@gc_app.command("containers", epilog=EPILOG)
-@_collects("containers", *CONTAINER_GC)
-def gc_containers() -> None:
-    """Remove dead containers, empty sandboxes, orphaned logs."""
-
-
-@gc_app.command("all", epilog=EPILOG)
-@_collects("all", *IMAGE_GC, *CONTAINER_GC)
-def gc_all() -> None:
-    """Remove dead containers, sandboxes, logs, unused images."""
+_add_gc_command(
+    "images",
+    IMAGE_GC,
+    "Remove unused images, least recently used first.\n\n"
+    "Removal starts when the usage of imagefs reaches the high threshold, and stops at the low threshold.",
+)
+_add_gc_command("containers", CONTAINER_GC, "Remove dead containers, empty sandboxes, orphaned logs.")
+_add_gc_command("all", (*IMAGE_GC, *CONTAINER_GC), "Remove dead containers, sandboxes, logs, unused images.")
 
 
 @gc_app.command("leaks", epilog=EPILOG)

@@ -10,12 +10,7 @@ from nodeagent.cli import options
 from nodeagent.cli.completion_values import script, setting_keys, topic_names
 from nodeagent.cli.exit_codes import EPILOG
 
-config_app = typer.Typer(
-    cls=options.CommandGroup,
-    help="Check, show, import or document the configuration.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+config_app = options.command_group("Check, show, import or document the configuration.")
 
 
 def pause(
