@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
-from msgspec import Struct, convert, structs
+from msgspec import Struct
 
 from nodeagent.errors import NodeAgentError
 from nodeagent.model import FsObservation, NodeSnapshot, Role, decision
@@ -34,8 +34,13 @@ Number = int | float
 class Part(Struct, frozen=True, kw_only=True):
     """Base of objects inside a document; decoding ignores unknown fields."""
 
+    @classmethod
+    def from_value(cls, value: object, /, **changed: Any) -> Self:  # noqa: ANN401 - fields of a subclass
+        """Return the document form of a value: its attributes with the names of fields, and ``changed``."""
+        return cls(**equal_fields(cls, value, **changed))
 
-class Document(Struct, frozen=True, kw_only=True, tag_field="schema"):
+
+class Document(Part, frozen=True, kw_only=True, tag_field="schema"):
     """Base of documents. The first key is ``schema``, with the schema id from the ``tag`` of the class."""
 
 
@@ -166,7 +171,7 @@ class Filesystem(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: FsObservation) -> Filesystem:
         """Return the document form of a reading."""
-        return convert(value, cls, from_attributes=True)
+        return cls.from_value(value)
 
     @classmethod
     def of_optional(cls, value: FsObservation | None) -> Filesystem | None:
@@ -195,4 +200,4 @@ class Runtime(RuntimeVersion, frozen=True, kw_only=True):
     @classmethod
     def of(cls, snapshot: NodeSnapshot) -> Runtime:
         """Return the document form of the runtime and role in a snapshot."""
-        return cls(**structs.asdict(snapshot.runtime), role=snapshot.role)
+        return cls.from_value(snapshot.runtime, role=snapshot.role)

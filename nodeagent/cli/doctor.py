@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
-from msgspec import structs
-
 from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
 from nodeagent.api.common import encode
 from nodeagent.cli.control_client import connect
@@ -474,7 +472,7 @@ def examine(
         checked = run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         findings = [node.Finding.ok("configuration", "valid"), *checked]
     if form != "table":
-        document = diagnostics.Doctor(findings=tuple(diagnostics.Finding(**structs.asdict(each)) for each in findings))
+        document = diagnostics.Doctor(findings=tuple(map(diagnostics.Finding.from_value, findings)))
         sys.stdout.write(encode(document, form))
     else:
         _print(findings)

@@ -221,7 +221,7 @@ def _checks(source: Source) -> tuple[Finding, ...]:
 
     settings = load_settings(source.config, source.overrides)
     return tuple(
-        Finding(**structs.asdict(each))
+        Finding.from_value(each)
         for each in run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         if each.verdict in (Verdict.PROBLEM, Verdict.WARNING)
     )

@@ -44,18 +44,16 @@ class ThresholdStatus(Part, frozen=True, kw_only=True):
     def of(cls, status: ThresholdState) -> ThresholdStatus:
         """Return the document form of a threshold's state."""
         reading = status.observation
-        return cls(
+        return cls.from_value(
+            status,
             threshold=status.threshold.text,
             signal=status.threshold.signal.value,
             hard=status.threshold.hard,
             grace_period_s=status.threshold.grace_s,
             available=None if reading is None else reading.available,
             capacity=None if reading is None else reading.capacity,
-            limit=status.limit,
             observed_at=None if reading is None else reading.observed_at.at,
-            met=status.met,
             held_s=round(status.met_for_s, 3),
-            acting=status.acting,
             mountpoint=status.threshold.measurand.path,
         )
 
@@ -87,16 +85,11 @@ class RankedPodEntry(Part, frozen=True, kw_only=True):
     def of(cls, ranked: RankedPod, reason: decision.Reason) -> RankedPodEntry:
         """Return the document form of a ranked pod."""
         pod, usage = ranked.pod, ranked.pod.usage
-        return cls(
-            rank=ranked.rank,
+        return cls.from_value(
+            ranked,
             uid=pod.uid,
             name=f"{pod.namespace}/{pod.name}",
             resource=ranked.resource.value,
-            usage=ranked.usage,
-            request=ranked.request,
-            excess=ranked.excess,
-            priority=ranked.priority,
-            assumed=ranked.assumed,
             memory_bytes=None if usage is None else usage.memory_bytes,
             pids=None if usage is None else usage.pids,
             reason=reason.code.value,

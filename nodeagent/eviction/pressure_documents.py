@@ -61,10 +61,8 @@ class Signal(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, reading: pressure.Observation, evaluation: Evaluation, earlier: SignalReadings | None) -> Signal:
         """Return the document form of a reading with its thresholds; ``earlier`` are the previous readings."""
-        return cls(
-            signal=reading.signal,
-            available=reading.available,
-            capacity=reading.capacity,
+        return cls.from_value(
+            reading,
             observed_at=reading.observed_at.at,
             change_per_s=change_per_s(reading, earlier),
             thresholds=tuple(
@@ -211,18 +209,9 @@ class PodFacts(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, pod: pressure.PodFacts) -> PodFacts:
         """Return the document form of a pod's facts."""
-        return cls(
-            priority=Fact.of(pod.priority),
-            qos=Fact.of(pod.qos),
-            static=Fact.of(pod.static),
-            mirror=Fact.of(pod.mirror),
-            critical=Fact.of(pod.critical),
-            memory_request_bytes=Fact.of(pod.memory_request_bytes),
-            ephemeral_request_bytes=Fact.of(pod.ephemeral_request_bytes),
-            termination_grace_s=Fact.of(pod.termination_grace_s),
-            priority_class=pod.priority_class,
-            contradictions=pod.contradictions,
-        )
+        values = ((name, getattr(pod, name)) for name in cls.__struct_fields__)
+        facts = {name: Fact.of(value) for name, value in values if isinstance(value, pressure.Fact)}
+        return cls.from_value(pod, **facts)
 
 
 class RankedPodUsage(Part, frozen=True, kw_only=True):
@@ -250,11 +239,9 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
     def of(cls, ranked: RankedPod, kept: decision.Reason | None) -> RankedPodUsage:
         """Return the document form of a ranked pod with the reason to keep it."""
         pod, usage = ranked.pod, ranked.pod.usage
-        return cls(
+        return cls.from_value(
+            pod,
             rank=ranked.rank,
-            uid=pod.uid,
-            namespace=pod.namespace,
-            name=pod.name,
             memory_bytes=usage.memory_bytes if usage else None,
             memory_request_bytes=pod.memory_request_bytes.value,
             pids=usage.pids if usage else None,

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from nodeagent.api.common import Document, Part, Reason, RecordedReason
 from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.documents.passes import Decision, decision_fields
-from nodeagent.record import Time, equal_fields
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -92,16 +92,15 @@ class Explained(Decision, frozen=True, kw_only=True):
     @classmethod
     def of_explanation(cls, value: explanation.Explanation) -> Explained:
         """Return the document form of an explanation."""
-        fields = equal_fields(
-            cls,
+        return cls.from_value(
             value,
+            **decision_fields(value.decision),
             also_kept_by=tuple(map(Reason.of, value.also)),
             position=value.position or None,
             positions=value.positions or None,
             sharing=None if value.sharing is None else Sharing.of(value.sharing),
             pod=None if value.pod is None else PodState(gone=value.pod.deleted, how=value.pod.how),
         )
-        return cls(**decision_fields(value.decision), **fields)
 
 
 class PastRemoval(Part, frozen=True, kw_only=True):
@@ -121,16 +120,14 @@ class PastRemoval(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, past: history.PastPass, action: history.PastAction) -> PastRemoval:
         """Return the document form of an action of a pass."""
-        return cls(
+        return cls.from_value(
+            action,
             pass_id=past.id,
             started_at=past.started_at,
             trigger=past.trigger,
             dry_run=past.dry_run,
             id=action.item_id,
             id_base64=base64_of(action.item_id),
-            name=action.name,
-            outcome=action.outcome,
-            detail=action.detail,
             reason=RecordedReason(code=action.reason, sentence=action.sentence),
         )
 

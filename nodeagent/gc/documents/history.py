@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, UnsetType
 
 from nodeagent.api.common import Document, Number, Part, RecordedReason
-from nodeagent.record import Time, equal_fields
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 from nodeagent.text import raw_bytes
 
@@ -47,15 +47,13 @@ class PastAction(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: history.PastAction) -> PastAction:
         """Return the document form of an action."""
-        fields = equal_fields(
-            cls,
+        return cls.from_value(
             value,
             id=value.item_id,
             id_base64=base64_of(value.item_id),
             reason=RecordedReason(code=value.reason, sentence=value.sentence),
             duration_s=round(value.duration_s, 4),
         )
-        return cls(**fields)
 
 
 class PastPass(Part, frozen=True, kw_only=True):
@@ -89,8 +87,7 @@ class PastPass(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: history.PastPass) -> PastPass:
         """Return the document form of a pass."""
-        fields = equal_fields(
-            cls,
+        return cls.from_value(
             value,
             duration_s=round(value.duration_s, 4),
             settled_s=round(value.settled_s, 4),
@@ -101,7 +98,6 @@ class PastPass(Part, frozen=True, kw_only=True):
             actions=tuple(map(PastAction.of, value.actions)),
             eviction=json.loads(value.eviction) if value.eviction else UNSET,
         )
-        return cls(**fields)
 
 
 class StoppedPod(Part, frozen=True, kw_only=True):
@@ -129,7 +125,7 @@ class StoppedPod(Part, frozen=True, kw_only=True):
         """Return the document form of a stopped pod."""
         outcome = pod.outcome.value if pod.outcome else None
         asked_s, took_s = pod.requested_at_ms / 1000, None if pod.took_ms is None else pod.took_ms / 1000
-        return cls(**equal_fields(cls, pod, outcome=outcome, asked_s=asked_s, took_s=took_s))
+        return cls.from_value(pod, outcome=outcome, asked_s=asked_s, took_s=took_s)
 
 
 class NodeStop(Part, frozen=True, kw_only=True):
@@ -155,7 +151,7 @@ class NodeStop(Part, frozen=True, kw_only=True):
     def of(cls, stop: node_stop.NodeStop) -> NodeStop:
         """Return the document form of a node stop."""
         kind, end, pods = stop.kind.value, stop.end.value, tuple(map(StoppedPod.of, stop.pods))
-        return cls(**equal_fields(cls, stop, kind=kind, end=end, granted_s=stop.granted_ms / 1000, pods=pods))
+        return cls.from_value(stop, kind=kind, end=end, granted_s=stop.granted_ms / 1000, pods=pods)
 
 
 class History(Document, frozen=True, kw_only=True, tag=SchemaId.HISTORY.value):

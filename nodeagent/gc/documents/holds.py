@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from nodeagent.api.common import Document, Part
 from nodeagent.gc.plan.keep_rules import holds_in_force, left_in_boot_s
 from nodeagent.model import ALL_IMAGES, TRUSTED
-from nodeagent.record import Time, equal_fields
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class HoldFields(Part, frozen=True, kw_only=True):
         if left_s is None:
             left_s = (value.until - now).total_seconds()
         image, is_all, seconds_left = value.image or None, value.image == ALL_IMAGES, max(0, round(left_s))
-        return cls(**equal_fields(cls, value, image=image, all=is_all, seconds_left=seconds_left))
+        return cls.from_value(value, image=image, all=is_all, seconds_left=seconds_left)
 
     @property
     def target(self) -> str:

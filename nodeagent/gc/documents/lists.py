@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nodeagent.api.common import Document, Filesystem, Part, Reason, Runtime
 from nodeagent.model.decision import Accounting, Decision, Verdict
-from nodeagent.record import Time, equal_fields
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Listing(Document, frozen=True, kw_only=True):
     def of_snapshot(cls, snapshot: model.NodeSnapshot, **rows: Any) -> Self:  # noqa: ANN401 - the rows of a subclass
         """Return the list of rows made from a snapshot."""
         imagefs = Filesystem.of_optional(snapshot.image_filesystem)
-        return cls(**equal_fields(cls, snapshot, runtime=Runtime.of(snapshot), imagefs=imagefs, **rows))
+        return cls.from_value(snapshot, runtime=Runtime.of(snapshot), imagefs=imagefs, **rows)
 
 
 class Image(Part, frozen=True, kw_only=True):
@@ -65,15 +65,11 @@ class Image(Part, frozen=True, kw_only=True):
         origin: str,
     ) -> Image:
         """Return the document form of an image."""
-        return cls(
-            id=image.id,
-            repo_tags=image.repo_tags,
-            repo_digests=image.repo_digests,
-            size_bytes=image.size_bytes,
+        return cls.from_value(
+            image,
             frees_bytes=decision.frees_bytes,
             frees_inodes=decision.frees_inodes,
             accounting=accounting,
-            pinned=image.pinned,
             first_detected=usage.first_detected if usage else None,
             last_used=usage.last_used if usage else None,
             origin=origin,
@@ -136,15 +132,13 @@ class Container(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, container: model.Container, decision: Decision) -> Container:
         """Return the document form of a container."""
-        fields = equal_fields(
-            cls,
+        return cls.from_value(
             container,
             state=container.state.value,
             image=container.image_name or container.image_ref,
             verdict=decision.verdict,
             reason=Reason.of(decision.reason),
         )
-        return cls(**fields)
 
 
 class Containers(Listing, frozen=True, kw_only=True, tag=SchemaId.CONTAINERS.value):
@@ -202,11 +196,8 @@ class Pod(Part, frozen=True, kw_only=True):
             gone=status.deleted if status else False,
             how=status.how if status else "",
             sandboxes=tuple(
-                Sandbox(
-                    id=sandbox.id,
-                    ready=sandbox.ready,
-                    attempt=sandbox.attempt,
-                    created_at=sandbox.created_at,
+                Sandbox.from_value(
+                    sandbox,
                     containers=tuple(
                         PodContainer(id=each.id, name=each.name, state=each.state.value)
                         for each in containers.get(sandbox.id, ())

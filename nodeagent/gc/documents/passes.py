@@ -79,11 +79,8 @@ def filesystem_effects(values: Iterable[MeasuredFilesystem]) -> tuple[Filesystem
     """Return the document form of the measured image filesystems; unset on a node with only one."""
     return (
         tuple(
-            FilesystemEffect(
-                path=each.before.path,
-                freed_bytes=each.freed_bytes,
-                before=Filesystem.of(each.before),
-                after=Filesystem.of(each.after),
+            FilesystemEffect.from_value(
+                each, path=each.before.path, before=Filesystem.of(each.before), after=Filesystem.of(each.after)
             )
             for each in values
         )
@@ -173,7 +170,7 @@ class Plan(Part, frozen=True, kw_only=True):
     def of(cls, value: decision.Plan) -> Plan:
         """Return the document form of a plan."""
         decisions = tuple(map(Decision.of, value.decisions))
-        return cls(**equal_fields(cls, value, decisions=decisions, targets=value.targets or UNSET))
+        return cls.from_value(value, decisions=decisions, targets=value.targets or UNSET)
 
     def to_model(self) -> decision.Plan:
         """Return the planner's form of the plan."""
@@ -216,8 +213,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
         undo_window_s: float = 0.0,
     ) -> Preview:
         """Return the document of plans made from a snapshot, with the thresholds of a policy."""
-        fields = equal_fields(
-            cls,
+        return cls.from_value(
             snapshot,
             scope=scope,
             dry_run=True,
@@ -230,7 +226,6 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             image_filesystems=image_filesystems(snapshot),
             undo_window_s=undo_window_s,
         )
-        return cls(**fields)
 
     def snapshot(self) -> NodeSnapshot:
         """Return a snapshot with the contents of the document: runtime, role, image filesystem and warnings."""
@@ -264,12 +259,7 @@ class ResultFields(Decision, frozen=True, kw_only=True):
     @classmethod
     def of_result(cls, value: outcomes.Result) -> Self:
         """Return the document form of a result."""
-        return cls(
-            **decision_fields(value.decision),
-            outcome=value.outcome,
-            detail=value.detail,
-            duration_s=round(value.duration_s, 4),
-        )
+        return cls.from_value(value, **decision_fields(value.decision), duration_s=round(value.duration_s, 4))
 
 
 class Result(ResultFields, Document, frozen=True, kw_only=True, tag=SchemaId.RESULT.value, tag_field="schema"):
@@ -402,8 +392,7 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
         drift: Iterable[saved_plan.Drift] | None = None,
     ) -> Report:
         """Return the document of a pass; ``drift`` is that of an applied saved plan, ``None`` for other passes."""
-        fields = equal_fields(
-            cls,
+        return cls.from_value(
             value,
             pass_id=value.id,
             duration_s=round(value.duration_s, 4),
@@ -416,7 +405,6 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
             drift=UNSET if drift is None else tuple(map(Drift.of, drift)),
             filesystems=filesystem_effects(value.filesystems),
         )
-        return cls(**fields)
 
 
 def decode_progress(text: str) -> Result | Report:

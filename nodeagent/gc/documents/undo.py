@@ -12,7 +12,7 @@ from nodeagent.gc.documents.passes import Decision, Drift, Preview, Report
 from nodeagent.gc.plan import saved_plan
 from nodeagent.gc.restore import UndoResult, by_image
 from nodeagent.model.decision import ItemKind, Verdict
-from nodeagent.record import Time, equal_fields
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Undone(Document, frozen=True, kw_only=True, tag=SchemaId.UNDO.value):
     @classmethod
     def of(cls, value: undo.UndoReport) -> Undone:
         """Return the document of an undo."""
-        return cls(**equal_fields(cls, value, undo_id=value.id, duration_s=round(value.duration_s, 4)))
+        return cls.from_value(value, undo_id=value.id, duration_s=round(value.duration_s, 4))
 
 
 class Apply(Document, frozen=True, kw_only=True, tag=SchemaId.APPLY.value):
@@ -115,7 +115,7 @@ class SavedItem(Part, frozen=True, kw_only=True):
         if value is None:
             return None
         reason = RecordedReason(code=value.code, sentence=value.sentence)
-        return cls(**equal_fields(cls, value, reason=reason))
+        return cls.from_value(value, reason=reason)
 
 
 class Difference(Part, frozen=True, kw_only=True):
