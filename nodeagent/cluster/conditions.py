@@ -7,7 +7,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cluster import CONDITIONS, TAINTS
-from nodeagent.cluster.session_task import SessionTask, open_node_api
+from nodeagent.cluster.session_task import (
+    OF_A_START,
+    START_FAILURES,
+    RegistrationReporter,
+    SessionTask,
+    open_node_api,
+)
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ForeignNodeError
 from nodeagent.loops.passes import Activity
 from nodeagent.telemetry.logging import StateLog
@@ -50,7 +56,7 @@ class ConditionsTask(SessionTask):
 
         memory, failures, identified, uid = ConditionMemory(), 0, False, ""
         clock, statuses = self._context.clock, self._context.loop_statuses
-        states = StateLog(self._logger, clock)
+        reporter = RegistrationReporter(StateLog(self._logger, clock), statuses, CONDITIONS)
         while self._continues(settings, stop) and not self._off_because(settings):
             wait_s = self.poll_s
             try:
@@ -67,16 +73,12 @@ class ConditionsTask(SessionTask):
                         conditions = own_conditions(results, found.status.conditions, clock.now())
                     await nodes.patch_status(conditions_patch(uid, conditions))
                     memory = ConditionMemory(conditions, clock.monotonic_s() + REPORT_S)
-                    statuses.ended(CONDITIONS, "succeeded")
                     failures = 0
-                    if states.end("api_request_failed"):
-                        self._logger.info("api_request_recovered", part="conditions")
+                    reporter.succeeded("conditions")
             except ApiServerError as error:
                 failures, identified = failures + 1, False
                 wait_s = retry_s(failures, 0.0)  # 401 and 403 are retried too, as in PodWatchSession
-                fields = {"part": "conditions", "error": str(error), "hint": "nodeagent doctor"}
-                states.log_once("api_request_failed", fields, state=str(error))
-                statuses.ended(CONDITIONS, "failed", detail=str(error), failed=True)
+                reporter.failed("conditions", error)
             statuses.waiting(CONDITIONS, wait_s, _SLACK_S)
             await self._wait(wait_s, settings, stop)
         if memory.conditions and not self._context.settings.kubernetes.publish_conditions:
@@ -139,7 +141,6 @@ class TaintsTask(SessionTask):
         # imported with the client
         from nodeagent.cluster.plan.conditions import is_condition_taint  # noqa: PLC0415
         from nodeagent.cluster.plan.heartbeat import retry_delay_s  # noqa: PLC0415
-        from nodeagent.cluster.session_task import OF_A_START, START_FAILURES  # noqa: PLC0415
 
         failures = 0
         while self._continues(settings, stop):
@@ -159,7 +160,6 @@ class TaintsTask(SessionTask):
         # imported with the client
         from nodeagent.cluster.own_parts import apply_taints  # noqa: PLC0415
         from nodeagent.cluster.plan.conditions import REPORT_S, desired_effects  # noqa: PLC0415
-        from nodeagent.cluster.session_task import RegistrationReporter  # noqa: PLC0415
 
         configured, clock, statuses = (
             settings.kubernetes.condition_taints,

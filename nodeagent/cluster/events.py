@@ -53,9 +53,6 @@ class EventsTask(SessionTask):
             self._outbox.close()
 
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
-        from nodeagent.cluster.events import EventOutbox  # noqa: PLC0415 - imported with the client
-        from nodeagent.cluster.session_task import RegistrationReporter  # noqa: PLC0415 - imported with the client
-
         outbox = self._outbox = self._outbox or EventOutbox(self._context.clock, of_pods=True)
         outbox.open()
         reporter = RegistrationReporter(

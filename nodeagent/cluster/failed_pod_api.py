@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Final
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from nodeagent.cluster.plan.failed_pods import FAILED, FailedPod
-from nodeagent.errors import ApiServerUnavailableError
-from nodeagent.kube.api_client import ApiClient, ApiRequest
 from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.pods.plan.definitions import ANNOTATION_MIRROR
-from nodeagent.pods.pod_api import PAGE_SIZE, PODS
+from nodeagent.pods.pod_api import decode_object, list_page
+
+if TYPE_CHECKING:
+    from nodeagent.kube.api_client import ApiClient
 
 _MAX_PAGES: Final = 20
 _STATUS: Final = "status"
@@ -84,52 +84,30 @@ class _Pod(_Object, frozen=True):
     status: _Status = _Status()
 
 
-class _ListMeta(msgspec.Struct, frozen=True):
-    next_page: str = msgspec.field(default="", name="continue")
+async def list_failed_pods(client: ApiClient, node: str) -> tuple[tuple[FailedPod, ...], datetime | None]:
+    """Return the readable failed pods of a node, at most 1000, and the time of the answer by the API server.
 
+    The time is ``None`` for an answer without one.
 
-class _List(msgspec.Struct, frozen=True):
-    kind: str = ""
-    metadata: _ListMeta = _ListMeta()
-    items: list[msgspec.Raw] | None = None
-
-
-class FailedPodApi:
-    """Requests about the failed pods bound to one node."""
-
-    def __init__(self, client: ApiClient, node: str) -> None:
-        """Take the client, and the name of the node."""
-        self._client = client
-        self._selector = f"spec.nodeName={node},status.phase={FAILED}"
-
-    async def list(self) -> tuple[tuple[FailedPod, ...], datetime | None]:
-        """Return the readable pods, at most 1000, and the time of the answer by the API server, ``None`` without one.
-
-        Raises:
-            ApiServerError: as :meth:`ApiClient.send`.
-        """
-        pods: list[FailedPod] = []
-        next_page, now = "", None
-        for _ in range(_MAX_PAGES):
-            query = {"fieldSelector": self._selector, "limit": str(PAGE_SIZE)}
-            if next_page:
-                query["continue"] = next_page
-            page, headers = await self._client.send_with_headers(ApiRequest("GET", f"{PODS}?{urlencode(query)}"), _List)
-            if page.kind != "PodList":
-                raise ApiServerUnavailableError(f"API server: GET {PODS}: answer is not a list of pods")
-            now = _date(headers.get("date", ""))
-            pods += (pod for each in page.items or () if (pod := _failed_pod(each)) is not None)
-            next_page = page.metadata.next_page
-            if not next_page:
-                break
-        return tuple(pods), now
+    Raises:
+        ApiServerError: as :meth:`ApiClient.send`.
+    """
+    pods: list[FailedPod] = []
+    next_page, now = "", None
+    for _ in range(_MAX_PAGES):
+        page, headers = await list_page(client, f"spec.nodeName={node},status.phase={FAILED}", next_page)
+        now = _date(headers.get("date", ""))
+        pods += (pod for each in page.items or () if (pod := _failed_pod(each)) is not None)
+        next_page = page.metadata.next_page
+        if not next_page:
+            break
+    return tuple(pods), now
 
 
 def _failed_pod(document: msgspec.Raw) -> FailedPod | None:
     """Return the facts of a pod; ``None`` for a malformed one, which is kept."""
-    try:
-        found = msgspec.json.decode(document, type=_Pod)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    found = decode_object(document, _Pod)
+    if found is None:
         return None
     metadata, status = found.metadata, found.status
     annotations, owners = metadata.annotations or {}, metadata.owner_references or []

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from nodeagent.cluster import FAILED_PODS
-from nodeagent.cluster.session_task import SessionTask
+from nodeagent.cluster.session_task import RegistrationReporter, SessionTask, open_api
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.pass_state import new_pass_id
@@ -19,8 +22,7 @@ from nodeagent.telemetry.logging import StateLog
 if TYPE_CHECKING:
     import asyncio
 
-    from nodeagent.cluster.failed_pod_api import FailedPodApi
-    from nodeagent.cluster.plan.failed_pods import Deletion, DeletionPlan
+    from nodeagent.cluster.plan.failed_pods import Deletion, DeletionPlan, FailedPod
     from nodeagent.eviction.api_evictor import EvictionApi
     from nodeagent.gc.pass_history import HistoryWriter
     from nodeagent.kube.api_client import NodeApi
@@ -40,7 +42,7 @@ _SERVER_ERROR: Final = 500
 class _Requests(Record):
     """Requests of one session."""
 
-    pods: FailedPodApi
+    list_pods: Callable[[], Awaitable[tuple[tuple[FailedPod, ...], datetime | None]]]
     deletions: EvictionApi
     nodes: NodeApi
     node: str
@@ -74,29 +76,22 @@ class FailedPodsTask(SessionTask):
 
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
         # import h11, ssl and the objects of the API, which a daemon without this task does not load
-        from nodeagent.cluster.failed_pod_api import FailedPodApi  # noqa: PLC0415
+        from nodeagent.cluster.failed_pod_api import list_failed_pods  # noqa: PLC0415
         from nodeagent.eviction.api_evictor import EvictionApi  # noqa: PLC0415
-        from nodeagent.host.node import node_name  # noqa: PLC0415
-        from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
-        from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
+        from nodeagent.kube.api_client import NodeApi  # noqa: PLC0415
 
-        access = settings.kubernetes.access
-        if access is None:
-            return
-        client, name = ApiClient(access, ApiCredentials(access)), node_name(settings.kubelet.node_name)
+        client, name = open_api(settings)
+        list_pods = partial(list_failed_pods, client, name)
         try:
-            await self._keep(
-                _Requests(FailedPodApi(client, name), EvictionApi(client), NodeApi(client, name), name), settings, stop
-            )
+            await self._keep(_Requests(list_pods, EvictionApi(client), NodeApi(client, name), name), settings, stop)
         finally:
             client.close()
 
     async def _keep(self, requests: _Requests, settings: Settings, stop: asyncio.Event) -> None:
         from nodeagent.pods.plan.watch import retry_s  # noqa: PLC0415 - with the client
 
-        statuses, failures = self._context.loop_statuses, 0
-        states = StateLog(self._logger, self._context.clock)
-        known = _Known()
+        statuses, failures, known = self._context.loop_statuses, 0, _Known()
+        reporter = RegistrationReporter(StateLog(self._logger, self._context.clock), statuses, FAILED_PODS)
         wait_s = self.poll_s  # the runtime and the role are known by then
         while True:
             statuses.waiting(FAILED_PODS, wait_s, _SLACK_S, removes=True)
@@ -115,14 +110,10 @@ class FailedPodsTask(SessionTask):
                 wait_s = retry_s(failures + 1, random.random(), stated_s)  # noqa: S311 - as above
             if error is not None:
                 failures += 1
-                fields = {"part": "failed pods", "error": str(error), "hint": "nodeagent doctor"}
-                states.log_once("api_request_failed", fields, state=str(error))
-                statuses.ended(FAILED_PODS, "failed", detail=str(error), failed=True)
+                reporter.failed("failed pods", error)
             else:
                 failures = 0
-                if states.end("api_request_failed"):
-                    self._logger.info("api_request_recovered", part="failed pods")
-                statuses.ended(FAILED_PODS, "succeeded")
+                reporter.succeeded("failed pods")
 
     async def _delete(
         self, requests: _Requests, settings: Settings, stop: asyncio.Event, known: _Known
@@ -136,7 +127,7 @@ class FailedPodsTask(SessionTask):
         from nodeagent.cluster.facts import read_foreign  # noqa: PLC0415 - with the client
         from nodeagent.cluster.plan.failed_pods import plan_deletions  # noqa: PLC0415 - as above
 
-        found, now = await requests.pods.list()
+        found, now = await requests.list_pods()
         known.refused &= {each.uid for each in found}
         plan = plan_deletions(found, requests.node, now, settings.kubernetes.delete_failed_after_s, known.refused)
         if not plan.deletions or self._context.dry_run:
@@ -223,11 +214,6 @@ class FailedPodsTask(SessionTask):
             plan_id="",
             dry_run=False,
             result=RUNNING,
-            detail="",
-            predicted_bytes=0,
-            freed_bytes=None,
-            percent_before=None,
-            percent_after=None,
             actions=tuple(map(_planned, plan.deletions)),
         )
 
@@ -280,6 +266,4 @@ def _planned(deletion: Deletion) -> PastAction:
         detail="",
         reason=deletion.verdict.value,
         sentence=deletion.sentence,
-        frees_bytes=None,
-        duration_s=0.0,
     )

@@ -225,7 +225,6 @@ class PodWatchTask(SessionTask):
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
         # imported here, since a daemon without a watch does not need h11, ssl and the API objects
         from nodeagent.cluster.facts import read_foreign  # noqa: PLC0415
-        from nodeagent.cluster.pod_watch import PodWatchParts, PodWatchSession  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
         from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
         from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from nodeagent.cluster.plan.registration import RegistrationPlan
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.kube.api_client import NodeApi
+    from nodeagent.kube.api_client import ApiClient, NodeApi
     from nodeagent.loops.passes import LoopStatuses
     from nodeagent.settings.settings import Settings
     from nodeagent.telemetry.logging import StateLog
@@ -85,8 +85,8 @@ class SessionTask:
             await wait_for_any(min(left_s, CHANGE_POLL_S), stop)
 
 
-def open_node_api(settings: Settings) -> NodeApi:
-    """Return a client for the Node object of this node; the caller closes the client.
+def open_api(settings: Settings) -> tuple[ApiClient, str]:
+    """Return a client of the API server, which the caller closes, and the name of this node.
 
     Raises:
         ValueError: no API server is configured.
@@ -94,13 +94,25 @@ def open_node_api(settings: Settings) -> NodeApi:
     """
     # imported here, since a daemon without sessions does not need h11, ssl and the API objects
     from nodeagent.host.node import node_name  # noqa: PLC0415
-    from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
+    from nodeagent.kube.api_client import ApiClient  # noqa: PLC0415
     from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
 
     access = settings.kubernetes.access
     if access is None:
         raise ValueError("no API server is configured")
-    return NodeApi(ApiClient(access, ApiCredentials(access)), node_name(settings.kubelet.node_name))
+    return ApiClient(access, ApiCredentials(access)), node_name(settings.kubelet.node_name)
+
+
+def open_node_api(settings: Settings) -> NodeApi:
+    """Return a client for the Node object of this node; the caller closes the client.
+
+    Raises:
+        ValueError: no API server is configured.
+        NodeAgentError: the name of the node cannot be read.
+    """
+    from nodeagent.kube.api_client import NodeApi  # noqa: PLC0415 - as above
+
+    return NodeApi(*open_api(settings))
 
 
 _LASTING: Final = frozenset({401, 403, 422})

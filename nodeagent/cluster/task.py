@@ -13,6 +13,7 @@ from nodeagent.cluster.events import EventOutbox, EventsTask
 from nodeagent.cluster.failed_pods import FailedPodsTask
 from nodeagent.cluster.plan.node_status import SHUTTING_DOWN
 from nodeagent.cluster.pod_watch import PodWatchTask
+from nodeagent.cluster.session_task import RegistrationReporter
 from nodeagent.gc.loop import wait_for_any
 from nodeagent.loops.passes import PausedBy
 from nodeagent.model import Role
@@ -95,10 +96,8 @@ class RegistrationTask:
 
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
         # imported here, since a daemon without registration does not need h11, ssl and the API objects
-        from nodeagent.cluster.events import EventOutbox  # noqa: PLC0415
         from nodeagent.cluster.facts import NodeFactsReader, status_policy  # noqa: PLC0415
         from nodeagent.cluster.node_session import NodeSession, SessionEnd, SessionParts  # noqa: PLC0415
-        from nodeagent.cluster.session_task import RegistrationReporter  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
         from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
         from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415

@@ -5,7 +5,8 @@ Only the :class:`PodSpec` fields of each object are kept in memory, because a Po
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from nodeagent.kube.api_credentials import ApiCredentials
     from nodeagent.model.kubernetes import ApiAccess
 
+T = TypeVar("T")
+
 PODS: Final = "/api/v1/pods"
 PAGE_SIZE: Final = 50
 MAX_LISTED: Final = 100_000
@@ -32,6 +35,7 @@ IDLE_S: Final = 150.0
 _MAX_MESSAGE: Final = 300
 _ERROR: Final = "ERROR"
 _EXPIRED: Final = 410
+_NOT_A_LIST: Final = f"API server: GET {PODS}: answer is not a list of pods"
 _KINDS: Final = {each.value: each for each in EventKind}
 
 
@@ -40,7 +44,9 @@ class _ListMeta(msgspec.Struct, frozen=True):
     next_page: str = msgspec.field(default="", name="continue")
 
 
-class _List(msgspec.Struct, frozen=True):
+class PodPage(msgspec.Struct, frozen=True):
+    """One page of a list of pods; the pods are not decoded."""
+
     kind: str = ""
     metadata: _ListMeta = _ListMeta()
     items: list[msgspec.Raw] | None = None
@@ -61,6 +67,29 @@ class _Meta(msgspec.Struct, frozen=True):
 
 class _Object(msgspec.Struct, frozen=True):
     metadata: _Meta = _Meta()
+
+
+async def list_page(client: ApiClient, selector: str, next_page: str) -> tuple[PodPage, Mapping[str, str]]:
+    """Return one page of the pods of a field selector, the first for an empty token, and the headers of the answer.
+
+    Raises:
+        ApiServerError: as :meth:`ApiClient.send`.
+    """
+    query = {"fieldSelector": selector, "limit": str(PAGE_SIZE)}
+    if next_page:
+        query["continue"] = next_page
+    page, headers = await client.send_with_headers(ApiRequest("GET", f"{PODS}?{urlencode(query)}"), PodPage)
+    if page.kind != "PodList":
+        raise ApiServerUnavailableError(_NOT_A_LIST)
+    return page, headers
+
+
+def decode_object(document: bytes | msgspec.Raw, kind: type[T]) -> T | None:
+    """Return an object of the API server; ``None`` for a malformed one."""
+    try:
+        return msgspec.json.decode(document, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
 
 
 class PodApi:
@@ -87,12 +116,9 @@ class PodApi:
         read = 0
         next_page = ""
         while True:
-            query = {"fieldSelector": self._selector, "limit": str(PAGE_SIZE)}
-            if next_page:
-                query["continue"] = next_page
-            page = await self._client.send(ApiRequest("GET", f"{PODS}?{urlencode(query)}"), _List)
-            if page.kind != "PodList" or not page.metadata.resource_version:
-                raise ApiServerUnavailableError(f"API server: GET {PODS}: answer is not a list of pods")
+            page, _ = await list_page(self._client, self._selector, next_page)
+            if not page.metadata.resource_version:
+                raise ApiServerUnavailableError(_NOT_A_LIST)
             for document in page.items or ():
                 pod = _pod(document, f"pod {read}")
                 read += 1
@@ -150,16 +176,12 @@ def parse_event(line: bytes) -> PodEvent:
     Raises:
         ApiServerRefusedError: the event is an ``ERROR`` event, which ends the watch.
     """
-    try:
-        found = msgspec.json.decode(line, type=_Event)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    found = decode_object(line, _Event)
+    if found is None:
         return PodEvent(None)
     if found.kind == _ERROR:
         raise _watch_error(found.document)
-    try:
-        version = msgspec.json.decode(found.document, type=_Object).metadata.resource_version
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        version = ""
+    version = _version(found.document)
     kind = _KINDS.get(found.kind)
     if kind is None or kind is EventKind.BOOKMARK:
         return PodEvent(kind if version else None, resource_version=version)
@@ -172,11 +194,11 @@ def _pod(document: msgspec.Raw, where: str) -> PodSpec:
         found: Any = msgspec.json.decode(document)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return PodSpec("", "", "", malformed=f"{where}: not JSON")
-    try:
-        version = msgspec.json.decode(document, type=_Object).metadata.resource_version
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        version = ""
-    return replace(compact(parse_listed_pod(found, where)), resource_version=version)
+    return replace(compact(parse_listed_pod(found, where)), resource_version=_version(document))
+
+
+def _version(document: msgspec.Raw) -> str:
+    return (decode_object(document, _Object) or _Object()).metadata.resource_version
 
 
 def _watch_error(document: msgspec.Raw) -> ApiServerRefusedError:
@@ -184,10 +206,7 @@ def _watch_error(document: msgspec.Raw) -> ApiServerRefusedError:
 
     Source: Kubernetes ``metav1.Status``.
     """
-    try:
-        found = msgspec.json.decode(document, type=_ErrorStatus)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        found = _ErrorStatus()
+    found = decode_object(document, _ErrorStatus) or _ErrorStatus()
     expired = found.code == _EXPIRED or found.reason in ("Expired", "Gone")
     text = escape(found.message)[:_MAX_MESSAGE]
     status = _EXPIRED if expired else found.code

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from nodeagent.cluster.failed_pod_api import FailedPodApi
+from nodeagent.cluster.failed_pod_api import list_failed_pods
 from nodeagent.cluster.plan.conditions import TYPES, conditions_patch
 from nodeagent.cluster.plan.events import Occurrence, PodReference, event_body
 from nodeagent.cluster.plan.failed_pods import Verdict, plan_deletions
@@ -261,7 +261,7 @@ async def test_evicted_pod_is_deleted_at_once_by_its_uid_and_version_unless_its_
         with pytest.raises(ApiServerRefusedError) as outdated:
             await clients.evictions.delete(*identity(pod), 30)
         assert outdated.value.status == 409
-    pods, now = await FailedPodApi(clients.client, NAME).list()
+    pods, now = await list_failed_pods(clients.client, NAME)
     assert now is not None
     assert plan_deletions(pods, NAME, now, 3600).deletions == ()
     plan = plan_deletions(pods, NAME, now + timedelta(hours=1), 3500)
