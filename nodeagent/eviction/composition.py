@@ -20,6 +20,7 @@ from nodeagent.eviction.effects import EvictionFile, OutstandingEffects
 from nodeagent.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult, Evictor
 from nodeagent.eviction.loop import EvictionLoop
 from nodeagent.eviction.page_cache import CgroupCacheReclaimer, PageCache
+from nodeagent.eviction.plan.effects import pod_fields
 from nodeagent.eviction.plan.reclaim import device_role
 from nodeagent.eviction.plan.state import suspended
 from nodeagent.eviction.plan.thresholds import MEANINGS
@@ -117,13 +118,8 @@ class EvictionTask:
             level("loop_disabled", loop=LOOP_NAME, because=off)
             for victim in self._context.eviction.victims:
                 if not victim.cleared:
-                    self._context.logger.warning(
-                        "eviction_cleanup_failed",
-                        pod_uid=victim.uid,
-                        pod_namespace=victim.namespace,
-                        pod_name=victim.name,
-                        detail=f"removal suspended: eviction is disabled: {off}",
-                    )
+                    detail = f"removal suspended: eviction is disabled: {off}"
+                    self._context.logger.warning("eviction_cleanup_failed", **pod_fields(victim), detail=detail)
 
 
 async def refusal(agent: Agent) -> str:
@@ -306,10 +302,6 @@ def past_eviction(record: EvictionRecord) -> PastPass:
         dry_run=record.dry_run,
         result=_ENDS.get(result.outcome, PassEnd.SHORTFALL).value if record.result is not None else RUNNING,
         detail=result.detail,
-        predicted_bytes=0,
-        freed_bytes=None,
-        percent_before=None,
-        percent_after=None,
         actions=(
             PastAction(
                 kind=ItemKind.POD.value,
@@ -325,14 +317,7 @@ def past_eviction(record: EvictionRecord) -> PastPass:
             ),
         ),
         eviction=encode_line(
-            documents.EvictionRecord.of_plan(
-                record.plan,
-                signal=eviction.signal,
-                outcome=result.outcome.value if record.result is not None else UNKNOWN,
-                hurried=result.hurried,
-                available_before=record.before,
-                available_after=record.after,
-            )
+            documents.EvictionRecord.of_record(record, UNKNOWN if record.result is None else result.outcome.value)
         ),
     )
 

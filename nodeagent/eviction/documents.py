@@ -13,6 +13,7 @@ from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
+    from nodeagent.eviction import actions
     from nodeagent.eviction.plan import planner
     from nodeagent.eviction.plan.ranking import RankedPod
     from nodeagent.eviction.plan.state import Evaluation
@@ -174,28 +175,17 @@ class EvictionRecord(EvictionPlan, frozen=True, kw_only=True):
     gained: Number | None
 
     @classmethod
-    def of_plan(  # noqa: PLR0913 - the outcome's fields
-        cls,
-        plan: planner.EvictionPlan,
-        *,
-        signal: str,
-        outcome: str,
-        hurried: bool,
-        available_before: float | None,
-        available_after: float | None,
-    ) -> EvictionRecord:
-        """Return the record of an executed plan."""
-        gained = None
-        if available_before is not None and available_after is not None:
-            gained = available_after - available_before
+    def of_record(cls, record: actions.EvictionRecord, outcome: str) -> EvictionRecord:
+        """Return the document form of a record."""
+        before, after = record.before, record.after
         return cls(
-            **_plan_fields(plan),
-            signal=signal,
+            **_plan_fields(record.plan),
+            signal=record.eviction.signal,
             outcome=outcome,
-            hurried=hurried,
-            available_before=available_before,
-            available_after=available_after,
-            gained=gained,
+            hurried=record.result is not None and record.result.hurried,
+            available_before=before,
+            available_after=after,
+            gained=None if before is None or after is None else after - before,
         )
 
 

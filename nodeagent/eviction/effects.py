@@ -23,6 +23,7 @@ from nodeagent.eviction.plan.effects import (
     OutstandingEffect,
     Victim,
     confirm,
+    pod_fields,
     restarted,
     update_effects,
 )
@@ -164,9 +165,7 @@ class OutstandingEffects:
         self._context.eviction = replace(self._context.eviction, outstanding=effects, victims=victims)
         for each in victims:
             if not each.cleared:
-                self._logger.warning(
-                    "eviction_resumed", pod_uid=each.uid, pod_namespace=each.namespace, pod_name=each.name
-                )
+                self._logger.warning("eviction_resumed", **pod_fields(each))
 
     async def begin(
         self, eviction: Eviction, handle: PodHandle, effects: Iterable[OutstandingEffect], *, with_logs: bool = False
@@ -299,13 +298,7 @@ class OutstandingEffects:
         wait_s = min(_LAST_RETRY_S, 2 * before.wait_s)
         self._retries[uid] = _Retry(now.monotonic_s + before.wait_s, wait_s, detail)
         if detail and before.detail != detail:
-            self._logger.warning(
-                "eviction_cleanup_failed",
-                pod_uid=uid,
-                pod_namespace=victim.namespace,
-                pod_name=victim.name,
-                detail=detail,
-            )
+            self._logger.warning("eviction_cleanup_failed", **pod_fields(victim), detail=detail)
 
     def _retry_of(self, uid: str) -> _Retry:
         return self._retries.get(uid, _Retry())

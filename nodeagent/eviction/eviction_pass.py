@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.eviction.actions import NO_VICTIM, Monitors, PassActions, PassResult, PodMeasurement
 from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.eviction.node_reclaim import NodeReclaim, StepEnd
+from nodeagent.eviction.plan.effects import pod_fields
 from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
 from nodeagent.eviction.plan.relief import UsageSample, add_sample
-from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold, ThresholdStatus
+from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold
 from nodeagent.eviction.pod_eviction import EffectWait, PodEviction, relieves_disk
 from nodeagent.eviction.reclaimer import IMAGE_ACTIONS
 from nodeagent.model.decision import Reason, ReasonCode
@@ -184,9 +185,9 @@ class EvictionPass:
             if not self._actions.dry_run and self._monitors.signals.is_soon_exhausted(plan.selected):
                 self._begin_observations(plan)
             step = plan.reclaim[0]
-            end = (
-                StepEnd.FINISHED if step in self._attempts.dry_run_steps else await self._run_step(step, plan.selected)
-            )
+            end = StepEnd.FINISHED
+            if step not in self._attempts.dry_run_steps:
+                end = await self._node_reclaim.run_step(step, plan.selected, self._without_candidate)
             if end is StepEnd.INTERRUPTED:
                 return plan
             if end is StepEnd.INSUFFICIENT:
@@ -209,9 +210,6 @@ class EvictionPass:
         if self._actions.images is not None and any(each.action in IMAGE_ACTIONS for each in plan.reclaim):
             self._actions.images.begin()
 
-    async def _run_step(self, step: ReclaimStep, status: ThresholdStatus) -> StepEnd:
-        return await self._node_reclaim.run_step(step, status, self._without_candidate)
-
     async def _evict_one(self, evaluation: Evaluation, *, with_disk: bool) -> PassResult:
         """Evict the first pod in eviction order that can be stopped."""
         started_at = self._context.clock.now()
@@ -233,7 +231,7 @@ class EvictionPass:
                 if not with_disk and await self._monitors.pods.await_list():
                     continue
                 return await self._without_pod(plan, pods)
-            if (not_now := await self._not_now(plan, held)) is not None:
+            if (not_now := await self._not_now(plan, plan.victim, held)) is not None:
                 return not_now
             result = await eviction.run(started_at, plan, plan.victim, pods, readings)
             if result.outcome not in {EvictionOutcome.EVICTED, EvictionOutcome.DRY_RUN}:
@@ -249,7 +247,7 @@ class EvictionPass:
         """Return the result of a pass that ends with a failed eviction; ``None`` to try the next pod."""
         held = self._held_back(victim)
         if held is not None and not held.tries_next:
-            return self._postponed(plan, held)
+            return self._postponed(plan, victim, held)
         if result.outcome is EvictionOutcome.FAILED and relieves_disk(victim):
             self._attempts.failed_s.setdefault(victim.pod.uid, []).append(self._context.clock.monotonic_s())
             return PassResult.FAILED  # the pod may still end: its effect is outstanding; memory permits no wait
@@ -280,24 +278,21 @@ class EvictionPass:
         admission = self._actions.admission
         return None if admission is None else admission.held_back(eviction)
 
-    def _postponed(self, plan: EvictionPlan, held: HeldBack) -> PassResult:
+    def _postponed(self, plan: EvictionPlan, victim: Eviction, held: HeldBack) -> PassResult:
         """Log an eviction that waits for the API server; pass over its threshold, so that the next is acted on."""
-        if plan.selected is not None and plan.victim is not None and plan.victim.status is not None:
+        if plan.selected is not None and victim.status is not None:
             self._without_candidate |= {plan.selected.threshold}
-        pod = plan.victim.pod if plan.victim is not None else None
         self._monitors.reporter.log_pressure(
             "eviction_postponed",
             {
-                "pod_uid": "" if pod is None else pod.uid,
-                "pod_namespace": "" if pod is None else pod.namespace,
-                "pod_name": "" if pod is None else pod.name,
+                **pod_fields(victim.pod),
                 "threshold": "" if plan.selected is None else plan.selected.threshold.text,
                 "because": held.text,
             },
         )
         return PassResult.POSTPONED
 
-    async def _not_now(self, plan: EvictionPlan, held: HeldBack | None) -> PassResult | None:
+    async def _not_now(self, plan: EvictionPlan, victim: Eviction, held: HeldBack | None) -> PassResult | None:
         """Return the result of a pass that is postponed, stopped, paused or refused; ``None`` if it may evict.
 
         A pass is also postponed if a running reclaim step may clear the threshold after all.
@@ -305,7 +300,7 @@ class EvictionPass:
         if self._node_reclaim.delays(plan.selected):
             return PassResult.RECLAIMING
         if held is not None and not self._actions.dry_run:
-            return self._postponed(plan, held)
+            return self._postponed(plan, victim, held)
         paused = self._stop.is_set() or self._context.pass_lock.pause() is not None
         return PassResult.CALLED_OFF if paused or await self._actions.refused() else None
 

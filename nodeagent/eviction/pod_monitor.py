@@ -7,10 +7,12 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.eviction.plan.effects import pod_fields
 from nodeagent.eviction.plan.local_storage import has_limit
 from nodeagent.eviction.plan.preview import SOONEST_S
 from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cgroups import read_oom_kills
+from nodeagent.model.pods import ContainerHandle
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.eviction.reporting import EvictionReporter
     from nodeagent.model.pods import PodInventory
+    from nodeagent.model.pressure import PodFacts
 
 _WARM_NEAR_S: Final = 2.0
 _WARM_FAR_S: Final = 30.0
@@ -222,9 +225,9 @@ class OomKillMonitor:
                 removed = [each for each in handle.containers if each.cgroup is not None and each.cgroup not in counts]
                 by_container = [(removed[0], in_pod)] if len(removed) == 1 else []
                 if not by_container:
-                    self._log(pod.uid, pod.namespace, pod.name, "", "", in_pod)
+                    self._log(pod, ContainerHandle("", ""), in_pod)
             for container, count in by_container:
-                self._log(pod.uid, pod.namespace, pod.name, container.name, container.id, count)
+                self._log(pod, container, count)
         kept = {
             key: count for key, count in self._counts.items() if key in directories
         }  # counts of cgroups of listed pods that were unreadable in this check
@@ -235,15 +238,9 @@ class OomKillMonitor:
             return 0
         return max(0, counts[cgroup] - self._counts.get(cgroup, 0))
 
-    def _log(self, uid: str, namespace: str, name: str, container: str, container_id: str, count: int) -> None:  # noqa: PLR0913, PLR0917 - the fields of one event
+    def _log(self, pod: PodFacts, container: ContainerHandle, count: int) -> None:
         self._logger.error(
-            "oom_kill",
-            pod_uid=uid,
-            pod_namespace=namespace,
-            pod_name=name,
-            container=container,
-            container_id=container_id,
-            processes=count,
+            "oom_kill", **pod_fields(pod), container=container.name, container_id=container.id, processes=count
         )
 
 

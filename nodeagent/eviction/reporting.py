@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.eviction.plan.effects import pod_fields
 from nodeagent.eviction.plan.local_storage import estimate_note
 from nodeagent.eviction.plan.memory_model import explain_difference, find_evidence, is_disputed, lowest_estimate
 from nodeagent.model.decision import Reason, ReasonCode
@@ -124,9 +125,7 @@ def eviction_fields(plan: EvictionPlan, eviction: Eviction) -> dict[str, object]
     status = eviction.status
     reading = status.observation if status is not None else None
     return {
-        "pod_uid": eviction.pod.uid,
-        "pod_namespace": eviction.pod.namespace,
-        "pod_name": eviction.pod.name,
+        **pod_fields(eviction.pod),
         "signal": eviction.signal,
         "threshold": "" if status is None else status.threshold.text,
         "available": None if reading is None else reading.available,

@@ -445,12 +445,18 @@ class SignalMonitor:
         self._evaluated: list[tuple[float, Evaluation]] = []  # in the last second, and the last ones before it
 
     async def layout(self) -> SignalLayout:
-        """Return the filesystems of the node.
+        """Return the filesystems of the node; they are read again until no filesystem hangs.
 
         Raises:
             NodeAgentError: the runtime does not report the image filesystem.
         """
-        return await self._signal_layout()
+        if self._layout is not None:
+            return self._layout
+        found = await self._read_layout()
+        if found.paths.nodefs is not None:
+            self._layout = found
+            self._layout_read_s = self.now().monotonic_s
+        return found
 
     async def refresh_others_if_due(self) -> None:
         """Detect the additional image filesystems again, every minute, or every five minutes near a threshold.
@@ -475,7 +481,7 @@ class SignalMonitor:
         Raises:
             NodeAgentError: the runtime does not report the image filesystem.
         """
-        layout = await self._signal_layout()
+        layout = await self.layout()
         layout = layout if filesystems else replace(layout, paths=SignalPaths(None), others=())
         return await self._reader.read(layout, urgently=True)
 
@@ -488,7 +494,7 @@ class SignalMonitor:
         Raises:
             NodeAgentError: the runtime does not report the image filesystem.
         """
-        layout = await self._signal_layout()
+        layout = await self.layout()
         readings = readings or await self._reader.read(layout, urgently=True)
         evaluated = self._reader.evaluate_readings(layout, readings, self._context.eviction)
         evaluation = evaluated.evaluation
@@ -536,7 +542,7 @@ class SignalMonitor:
             done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(min(self._watch_s, SOONEST_S)))
             if done:
                 return None
-            layout = await self._signal_layout()
+            layout = await self.layout()
             watched = tuple(each for each in layout.thresholds if _is_urgent(each) and each not in covered)
             readings = await self.read(filesystems=False)
             state = self._context.eviction
@@ -587,16 +593,6 @@ class SignalMonitor:
     def now(self) -> Moment:
         """Return the current wall time and monotonic time."""
         return self._reader.now()
-
-    async def _signal_layout(self) -> SignalLayout:
-        """Return the layout; it is read again until no filesystem hangs."""
-        if self._layout is not None:
-            return self._layout
-        found = await self._read_layout()
-        if found.paths.nodefs is not None:
-            self._layout = found
-            self._layout_read_s = self.now().monotonic_s
-        return found
 
 
 def _is_urgent(threshold: Threshold) -> bool:

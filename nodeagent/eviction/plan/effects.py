@@ -28,6 +28,7 @@ from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from nodeagent.model.decision import Detail
+    from nodeagent.model.pressure import PodFacts
 
 FREED_WITHIN_S: Final = 30.0
 """Seconds until the deadline of an effect on a filesystem. Source: kubelet, ``podCleanupTimeout``."""
@@ -79,6 +80,11 @@ class Victim(Record):
     cleared: bool = False
     sandbox_files: tuple[str, ...] = ()
     log_directory: str = ""
+
+
+def pod_fields(pod: PodFacts | Victim) -> dict[str, str]:
+    """Return the fields of a log event that identify a pod."""
+    return {"pod_uid": pod.uid, "pod_namespace": pod.namespace, "pod_name": pod.name}
 
 
 class OutstandingEffect(Record):
