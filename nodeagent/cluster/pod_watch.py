@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
@@ -74,40 +75,35 @@ class PodWatchParts(Record):
     jitter: Callable[[], float]
 
 
+@dataclass(eq=False)
 class PodWatchSession:
     """Keeps the watched pods current until it is cancelled."""
 
-    def __init__(
-        self,
-        parts: PodWatchParts,
-        watched: WatchedPods,
-        clock: Clock,
-        logger: FilteringBoundLogger,
-        statuses: LoopStatuses,
-    ) -> None:
-        self._parts = parts
-        self._watched = watched
-        self._clock = clock
-        self._logger = logger
-        self._states = StateLog(logger, clock)
-        self._statuses = statuses
-        self._failures = 0
-        self._fruitless = 0
-        self._stored: Mapping[str, PodSpec] | None = None
-        self._stored_s = 0.0
+    parts: PodWatchParts
+    watched: WatchedPods
+    clock: Clock
+    logger: FilteringBoundLogger
+    statuses: LoopStatuses
+    _failures: int = field(default=0, init=False)
+    _fruitless: int = field(default=0, init=False)
+    _stored: Mapping[str, PodSpec] | None = field(default=None, init=False)
+    _stored_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._states = StateLog(self.logger, self.clock)
 
     async def run(self) -> None:
         """List and watch the pods until cancelled."""
         while True:
-            self._statuses.running(POD_WATCH, _SILENT_S)
+            self.statuses.running(POD_WATCH, _SILENT_S)
             try:
                 await self._identify()
-                if watch.needs_list(self._watched.state):
+                if watch.needs_list(self.watched.state):
                     await self._list()
                 wait_s = await self._watch()
             except ApiServerError as error:
                 wait_s = self._failed(error)
-            self._statuses.waiting(POD_WATCH, wait_s, _SILENT_S)
+            self.statuses.waiting(POD_WATCH, wait_s, _SILENT_S)
             await asyncio.sleep(wait_s)
 
     async def _identify(self) -> None:
@@ -118,21 +114,21 @@ class PodWatchSession:
                 use, and would delay the next comparison by minutes: the daemon may be about to register the node.
             ApiServerError: the request failed.
         """
-        if foreign := await self._parts.foreign():
-            self._watched.state = replace(self._watched.state, foreign=foreign)
+        if foreign := await self.parts.foreign():
+            self.watched.state = replace(self.watched.state, foreign=foreign)
             raise ForeignNodeError(foreign)
 
     async def _list(self) -> None:
         """List the pods. Raises ApiServerError if a request failed."""
-        requested_s = self._clock.monotonic_s()
-        pods, version, truncated = await self._parts.list_pods()
-        self._watched.state = watch.after_list(
-            self._watched.state,
+        requested_s = self.clock.monotonic_s()
+        pods, version, truncated = await self.parts.list_pods()
+        self.watched.state = watch.after_list(
+            self.watched.state,
             pods,
             version,
             requested_s=requested_s,
-            now_s=self._clock.monotonic_s(),
-            now=self._clock.now(),
+            now_s=self.clock.monotonic_s(),
+            now=self.clock.now(),
             truncated=truncated,
         )
         self._fruitless = 0
@@ -140,68 +136,68 @@ class PodWatchSession:
 
     async def _watch(self) -> float:
         """Follow one watch until its end; return the seconds until the next watch."""
-        watched, stream = self._watched, self._parts.make_watch()
-        began_s = self._clock.monotonic_s()
+        watched, stream = self.watched, self.parts.make_watch()
+        began_s = self.clock.monotonic_s()
         changed = False
         try:
-            await stream.open(watched.state.resource_version, WATCH_S + int(WATCH_S * self._parts.jitter()))
+            await stream.open(watched.state.resource_version, WATCH_S + int(WATCH_S * self.parts.jitter()))
             self._fruitless += 1  # reset when a change is read
-            watched.state = watch.after_connection(watched.state, self._clock.monotonic_s(), self._clock.now())
+            watched.state = watch.after_connection(watched.state, self.clock.monotonic_s(), self.clock.now())
             self._succeeded()
             while (event := await stream.next_event()) is not None:
-                watched.add(event, self._clock.monotonic_s(), self._clock.now())
+                watched.add(event, self.clock.monotonic_s(), self.clock.now())
                 if event.kind is not None:
                     changed, self._fruitless, self._failures = True, 0, 0
-                self._statuses.beat(POD_WATCH, _SILENT_S)
+                self.statuses.beat(POD_WATCH, _SILENT_S)
                 await self._store()
                 await asyncio.sleep(EVENT_S)
         finally:
             stream.close()
-        if changed or self._clock.monotonic_s() - began_s >= _LASTED_S:
+        if changed or self.clock.monotonic_s() - began_s >= _LASTED_S:
             self._failures = self._fruitless = 0
             return 0.0
         self._failures += 1
-        return watch.retry_s(self._failures, self._parts.jitter())
+        return watch.retry_s(self._failures, self.parts.jitter())
 
     def _failed(self, error: ApiServerError) -> float:
         """Record a failure; return the seconds until the next attempt."""
         self._failures += 1
         if isinstance(error, ApiServerRefusedError) and error.status not in _NO_FAULT_OF_THE_VERSION:
             self._fruitless += 1  # such as a resource version newer than a restored backup of etcd
-        state, text = self._watched.state, str(error)
+        state, text = self.watched.state, str(error)
         expired = isinstance(error, ApiServerRefusedError) and error.status == _EXPIRED
         if expired or self._fruitless >= _FRUITLESS:
             self._fruitless = 0
-            self._watched.state = watch.after_expiry(state)
+            self.watched.state = watch.after_expiry(state)
         else:
-            self._watched.state = watch.after_interruption(state, text)
+            self.watched.state = watch.after_interruption(state, text)
         if not (expired and self._failures == 1):
             fields = {"part": "pods", "error": text, "hint": "nodeagent doctor"}
             self._states.log_once("api_request_failed", fields, state=text)
-        self._statuses.ended(POD_WATCH, "failed", detail=text, failed=True)
+        self.statuses.ended(POD_WATCH, "failed", detail=text, failed=True)
         if not isinstance(error, ApiServerRefusedError):
-            return watch.retry_s(self._failures, self._parts.jitter())
+            return watch.retry_s(self._failures, self.parts.jitter())
         # 401 and 403 are retried too: a starting API server returns them until it has read its accounts and rules
-        return watch.retry_s(self._failures, self._parts.jitter(), error.retry_after_s)
+        return watch.retry_s(self._failures, self.parts.jitter(), error.retry_after_s)
 
     def _succeeded(self) -> None:
-        self._statuses.ended(POD_WATCH, "succeeded")
-        self._statuses.running(POD_WATCH, _SILENT_S)
+        self.statuses.ended(POD_WATCH, "succeeded")
+        self.statuses.running(POD_WATCH, _SILENT_S)
         if self._states.end("api_request_failed"):
-            self._logger.info("api_request_recovered", part="pods")
+            self.logger.info("api_request_recovered", part="pods")
 
     async def _store(self) -> None:
         """Write changed pods, at most every ``STORE_S``; a failure is logged, and the next change is written again."""
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         if self._stored is not None and now_s - self._stored_s < STORE_S:
             return
-        self._stored_s, state = now_s, self._watched.state
+        self._stored_s, state = now_s, self.watched.state
         facts = {uid: replace(each, resource_version="") for uid, each in state.pods.items()}
         if facts == self._stored or state.answered_at is None:
             return
         self._stored = facts
         try:
-            await self._parts.store(tuple(facts.values()), state.answered_at)
+            await self.parts.store(tuple(facts.values()), state.answered_at)
         except StoreError as error:
             self._states.log_once("store_notice", {"notice": str(error)}, state=str(error))
 

@@ -14,6 +14,7 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
@@ -65,63 +66,51 @@ class EvictionRequests(Protocol):
         """Close the connection; the next request opens a new connection."""
 
 
+@dataclass(eq=False)
 class ApiEvictor:
-    """Evictor of pods through the API server."""
+    """Evictor of pods through the API server.
 
-    def __init__(  # noqa: PLR0913 - a dependency each
-        self,
-        requests: EvictionRequests,
-        watched: WatchedPods,
-        read_pods: Callable[[], Awaitable[PodInventory]],
-        policy: EvictionPolicy,
-        *,
-        clock: Clock,
-        read_processes: Callable[[Iterable[str]], frozenset[int] | None],
-        verify_s: float,
-        jitter: Callable[[], float],
-        overrides_budgets: bool = False,
-    ) -> None:
-        """Compose an evictor.
+    Attributes:
+        requests: sends eviction and deletion requests.
+        watched: pods of this node as watched at the API server.
+        read_pods: returns the current pods of the runtime.
+        policy: eviction policy with the protected pods.
+        clock: measures durations.
+        read_processes: returns the processes in cgroups; ``None`` if they cannot be read.
+        verify_s: time added to the grace period until the processes of an evicted pod have to end.
+        jitter: returns a random number from 0 to 1, which shortens the delay of a repeated request.
+        overrides_budgets: whether a pod protected by its disruption budget may be deleted as the last resort.
+    """
 
-        Args:
-            requests: sends eviction and deletion requests.
-            watched: pods of this node as watched at the API server.
-            read_pods: returns the current pods of the runtime.
-            policy: eviction policy with the protected pods.
-            clock: measures durations.
-            read_processes: returns the processes in cgroups; ``None`` if they cannot be read.
-            verify_s: time added to the grace period until the processes of an evicted pod have to end.
-            jitter: returns a random number from 0 to 1, which shortens the delay of a repeated request.
-            overrides_budgets: whether a pod protected by its disruption budget may be deleted as the last resort.
-        """
-        self._requests = requests
-        self._watched = watched
-        self._read_pods = read_pods
-        self._policy = policy
-        self._clock = clock
-        self._read_processes = read_processes
-        self._verify_s = verify_s
-        self._jitter = jitter
-        self._overrides_budgets = overrides_budgets
-        self._memory = api_eviction.EvictionMemory()
+    requests: EvictionRequests
+    watched: WatchedPods
+    read_pods: Callable[[], Awaitable[PodInventory]]
+    policy: EvictionPolicy
+    _: KW_ONLY
+    clock: Clock
+    read_processes: Callable[[Iterable[str]], frozenset[int] | None]
+    verify_s: float
+    jitter: Callable[[], float]
+    overrides_budgets: bool = False
+    _memory: api_eviction.EvictionMemory = field(default_factory=api_eviction.EvictionMemory, init=False)
 
     def held_back(self, eviction: Eviction) -> api_eviction.HeldBack | None:
         """Return the reason to postpone the request for a pod; ``None`` if the request can be sent now."""
-        state, uid = self._watched.state, eviction.pod.uid
+        state, uid = self.watched.state, eviction.pod.uid
         if uid in self._memory.deletable:
             return None
         return api_eviction.held_back(
             self._memory,
             uid,
             state.pods,
-            answered_s=state.answered_s if self._watched.is_current else None,
+            answered_s=state.answered_s if self.watched.is_current else None,
             hard=_is_hard(eviction),
-            now_s=self._clock.monotonic_s(),
+            now_s=self.clock.monotonic_s(),
         )
 
     def permit_deletion(self, uids: Collection[str]) -> frozenset[str]:
         """Permit the deletion of pods whose eviction was refused by a budget; return the UIDs of permitted pods."""
-        found = filter(self._memory.is_overridable, uids) if self._overrides_budgets else ()
+        found = filter(self._memory.is_overridable, uids) if self.overrides_budgets else ()
         self._memory = replace(self._memory, deletable=frozenset(found))
         return self._memory.deletable
 
@@ -130,18 +119,18 @@ class ApiEvictor:
         try:
             return await self._evict(eviction, handle, hurry)
         finally:
-            self._requests.close()  # evictions are rare, and a reload discards the evictor
+            self.requests.close()  # evictions are rare, and a reload discards the evictor
 
     async def _evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
-        began_s, uid = self._clock.monotonic_s(), eviction.pod.uid
+        began_s, uid = self.clock.monotonic_s(), eviction.pod.uid
         deletes, self._memory = uid in self._memory.deletable, replace(self._memory, deletable=frozenset())
         grace_s = 0 if deletes else max(_LEAST_GRACE_S, math.ceil(eviction.grace_s))
         answer, then = api_eviction.Answer(0), None
         for left in reversed(range(_ATTEMPTS)):
-            changed = change_of(await self._read_pods(), eviction, handle, self._policy)
+            changed = change_of(await self.read_pods(), eviction, handle, self.policy)
             if changed is not None:
                 return changed
-            spec = self._watched.state.pods.get(uid)
+            spec = self.watched.state.pods.get(uid)
             if because := self._unknown_to_api(eviction, spec):
                 return EvictionResult(EvictionOutcome.REFUSED, because)
             assert spec is not None  # noqa: S101 - a pod without an object is unknown
@@ -150,24 +139,24 @@ class ApiEvictor:
             if then.step is not api_eviction.Step.COMPARE:
                 break
             await self._await_newer(spec)
-        took_s = self._clock.monotonic_s() - began_s
+        took_s = self.clock.monotonic_s() - began_s
         if then is None or then.step is not api_eviction.Step.WAIT:
             unknown = then is not None and then.effect_unknown
             outcome = EvictionOutcome.FAILED if unknown else EvictionOutcome.REFUSED
             return EvictionResult(outcome, answer.text, took_s, may_end=False)  # a further request will show the effect
         remaining, hurried = await self._wait_ended(eviction, handle, grace_s, hurry)
         if remaining:  # the pod may still end: until then no other pod is evicted for the same shortage
-            self._memory = api_eviction.may_end(self._memory, uid, self._clock.monotonic_s())
+            self._memory = api_eviction.may_end(self._memory, uid, self.clock.monotonic_s())
         how = "deleted despite its disruption budget" if deletes else "evicted through the API server"
         detail = f"{how}: {remaining}" if remaining else how
-        took_s = self._clock.monotonic_s() - began_s
+        took_s = self.clock.monotonic_s() - began_s
         outcome = EvictionOutcome.FAILED if remaining else EvictionOutcome.EVICTED
         return EvictionResult(outcome, detail, took_s, hurried, may_end=bool(remaining))
 
     def _unknown_to_api(self, eviction: Eviction, spec: PodSpec | None) -> str:
         """Return the reason that no request can be sent for a pod; empty if a request can be sent."""
         pod = eviction.pod
-        if not self._watched.is_current:
+        if not self.watched.is_current:
             return "the pods of the API server are not current"
         if spec is None or spec.malformed or not spec.resource_version:
             return "the API server does not list this pod"
@@ -178,13 +167,13 @@ class ApiEvictor:
     def _after(self, answer: api_eviction.Answer, eviction: Eviction, *, repeats: bool) -> api_eviction.Consequence:
         uid, hard = eviction.pod.uid, _is_hard(eviction)
         then = api_eviction.consequence(
-            answer, self._memory.count(uid), hard=hard, jitter=self._jitter(), repeats=repeats
+            answer, self._memory.count(uid), hard=hard, jitter=self.jitter(), repeats=repeats
         )
-        self._memory = api_eviction.remember(self._memory, uid, answer, then, self._clock.monotonic_s())
+        self._memory = api_eviction.remember(self._memory, uid, answer, then, self.clock.monotonic_s())
         return then
 
     async def _send(self, spec: PodSpec, version: str, grace_s: int, *, deletes: bool) -> api_eviction.Answer:
-        request = self._requests.delete if deletes else self._requests.evict
+        request = self.requests.delete if deletes else self.requests.evict
         try:
             await request(spec.namespace, spec.name, spec.uid, version, grace_s)
         except ApiServerRefusedError as error:
@@ -195,9 +184,9 @@ class ApiEvictor:
 
     async def _await_newer(self, spec: PodSpec) -> None:
         """Wait up to ``NEWER_WITHIN_S`` seconds until the watch delivers another version of a pod."""
-        ends_s = self._clock.monotonic_s() + NEWER_WITHIN_S
-        while self._clock.monotonic_s() < ends_s:
-            current = self._watched.state.pods.get(spec.uid)
+        ends_s = self.clock.monotonic_s() + NEWER_WITHIN_S
+        while self.clock.monotonic_s() < ends_s:
+            current = self.watched.state.pods.get(spec.uid)
             if current is None or current.resource_version != spec.resource_version:
                 return
             await asyncio.sleep(POLL_S)
@@ -213,16 +202,16 @@ class ApiEvictor:
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
         """
-        hurried, limit_s = False, max(KILLED_WITHIN_S, 1.5 * grace_s) + self._verify_s
-        ends_s = self._clock.monotonic_s() + limit_s
+        hurried, limit_s = False, max(KILLED_WITHIN_S, 1.5 * grace_s) + self.verify_s
+        ends_s = self.clock.monotonic_s() + limit_s
         while remaining := await self._remaining(handle):
             if hurry.is_set() and not hurried and grace_s > _LEAST_GRACE_S:
                 hurried = True
-                spec = self._watched.state.pods.get(eviction.pod.uid)
+                spec = self.watched.state.pods.get(eviction.pod.uid)
                 if spec is not None:  # no version: the accepted eviction changed the version
                     await self._send(spec, "", _LEAST_GRACE_S, deletes=False)
-                ends_s = min(ends_s, self._clock.monotonic_s() + KILLED_WITHIN_S + self._verify_s)
-            if self._clock.monotonic_s() >= ends_s:
+                ends_s = min(ends_s, self.clock.monotonic_s() + KILLED_WITHIN_S + self.verify_s)
+            if self.clock.monotonic_s() >= ends_s:
                 return f"accepted, but {remaining} after {limit_s:g} s", hurried
             await asyncio.sleep(POLL_S)
         return "", hurried
@@ -232,10 +221,10 @@ class ApiEvictor:
 
         If the pod's cgroups cannot be read, the pod list of the runtime is used.
         """
-        processes = await call_kernel(self._read_processes, handle.cgroups) if handle.cgroups else None
+        processes = await call_kernel(self.read_processes, handle.cgroups) if handle.cgroups else None
         if processes is not None:
             return f"{len(processes)} processes are running" if processes else ""
-        return "the runtime lists the pod as active" if handle.uid in (await self._read_pods()).handles else ""
+        return "the runtime lists the pod as active" if handle.uid in (await self.read_pods()).handles else ""
 
 
 def _is_hard(eviction: Eviction) -> bool:

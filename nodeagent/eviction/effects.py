@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -109,47 +110,41 @@ class _Retry(Record):
     detail: str = ""
 
 
+@dataclass(eq=False)
 class OutstandingEffects:
-    """Outstanding effects of one agent; used by the eviction loop only."""
+    """Outstanding effects of one agent; used by the eviction loop only.
 
-    def __init__(
-        self,
-        context: DaemonContext,
-        cleaner: ContainerCleaner,
-        *,
-        find_layers: Callable[[Collection[str]], Mapping[str, str]],
-        file: EvictionFile | None,
-        logger: FilteringBoundLogger,
-    ) -> None:
-        """Create the tracker without reading the state.
+    Attributes:
+        context: daemon context with the eviction state.
+        cleaner: removes the containers of victims.
+        find_layers: returns the known directories of writable layers by container id; blocking.
+        file: file that preserves the state over a restart; ``None`` disables it.
+        logger: logger of the eviction loop.
+    """
 
-        Args:
-            context: daemon context with the eviction state.
-            cleaner: removes the containers of victims.
-            find_layers: returns the known directories of writable layers by container id; blocking.
-            file: file that preserves the state over a restart; ``None`` disables it.
-            logger: logger of the eviction loop.
-        """
-        self._context = context
-        self._cleaner = cleaner
-        self._find_layers = find_layers
-        self._file = file
-        self._logger = logger
-        self._cleanups: dict[str, asyncio.Future[CleanupResult]] = {}
-        self._retries: dict[str, _Retry] = {}
-        self._restored: frozenset[str] = frozenset()
-        self._writer = EvictionStateWriter(context, file, logger)
+    context: DaemonContext
+    cleaner: ContainerCleaner
+    _: KW_ONLY
+    find_layers: Callable[[Collection[str]], Mapping[str, str]]
+    file: EvictionFile | None
+    logger: FilteringBoundLogger
+    _cleanups: dict[str, asyncio.Future[CleanupResult]] = field(default_factory=dict, init=False)
+    _retries: dict[str, _Retry] = field(default_factory=dict, init=False)
+    _restored: frozenset[str] = field(default_factory=frozenset, init=False)
+
+    def __post_init__(self) -> None:
+        self._writer = EvictionStateWriter(self.context, self.file, self.logger)
 
     async def restore(self) -> None:
         """Restore the outstanding effects recorded by an earlier process, once per process."""
-        if self._context.evictions_restored or self._file is None:
+        if self.context.evictions_restored or self.file is None:
             return
-        self._context.evictions_restored = True
-        now_s = self._context.clock.monotonic_s()
+        self.context.evictions_restored = True
+        now_s = self.context.clock.monotonic_s()
         try:
-            effects, victims = await asyncio.to_thread(self._file.read, boot_id())
+            effects, victims = await asyncio.to_thread(self.file.read, boot_id())
         except StoreError as error:
-            self._logger.warning("eviction_warning", warning=str(error))
+            self.logger.warning("eviction_warning", warning=str(error))
             effects, victims = tuple(_unknown_effects(now_s)), ()
         victims = tuple(each for each in victims if _is_tracked(each, now_s))
         self._restored = frozenset(each.uid for each in victims)
@@ -162,41 +157,41 @@ class OutstandingEffects:
             for each in effects
             if each.ineffective or (each.uid in {"", *self._restored} and each.shortage in DISKS)
         )
-        self._context.eviction = replace(self._context.eviction, outstanding=effects, victims=victims)
+        self.context.eviction = replace(self.context.eviction, outstanding=effects, victims=victims)
         for each in victims:
             if not each.cleared:
-                self._logger.warning("eviction_resumed", **pod_fields(each))
+                self.logger.warning("eviction_resumed", **pod_fields(each))
 
     async def begin(
         self, eviction: Eviction, handle: PodHandle, effects: Iterable[OutstandingEffect], *, with_logs: bool = False
     ) -> None:
         """Record an eviction before it starts; with ``with_logs`` the pod's logs are removed with its containers."""
         pod = eviction.pod
-        layers = await call_kernel(self._find_layers, handle.container_ids)
+        layers = await call_kernel(self.find_layers, handle.container_ids)
         victim = Victim(
             pod.uid,
             pod.namespace,
             pod.name,
             handle.sandbox_ids,
             tuple(sorted(layers.values())),
-            self._context.clock.monotonic_s(),
+            self.context.clock.monotonic_s(),
             sandbox_files=handle.sandbox_files,
             log_directory=f"{pod.namespace}_{pod.name}_{pod.uid}" if with_logs else "",
         )
-        self._context.eviction = begin_eviction(self._context.eviction, victim, effects)
+        self.context.eviction = begin_eviction(self.context.eviction, victim, effects)
         self._restored -= {pod.uid}
         await self._writer.write(0 if eviction.is_urgent else _RECORD_WITHIN_S)
 
     async def drop(self, uid: str) -> None:
         """Discard an eviction that was not carried out."""
-        self._context.eviction = drop_eviction(self._context.eviction, uid)
+        self.context.eviction = drop_eviction(self.context.eviction, uid)
         await self._writer.write(0)
 
     async def unverified(self, uid: str, now: Moment) -> None:
         """Record a failed eviction whose processes may still end."""
-        state = self._context.eviction
+        state = self.context.eviction
         victims = tuple(replace(each, at_s=now.monotonic_s) if each.uid == uid else each for each in state.victims)
-        self._context.eviction = replace(state, outstanding=restarted(state.outstanding, uid, now), victims=victims)
+        self.context.eviction = replace(state, outstanding=restarted(state.outstanding, uid, now), victims=victims)
         await self._writer.write(0)
 
     async def stopped(self, uid: str, now: Moment, *, is_urgent: bool = False) -> None:
@@ -205,12 +200,12 @@ class OutstandingEffects:
         After an urgent eviction the removal starts three seconds later, by :meth:`update`: the runtime may not know yet
         that the processes ended, and another eviction may need its time.
         """
-        state = self._context.eviction
+        state = self.context.eviction
         effects = confirm(restarted(state.outstanding, uid, now), uid, _FREED_WITH_PROCESSES, now)
-        self._context.eviction = replace(state, outstanding=effects)
+        self.context.eviction = replace(state, outstanding=effects)
         for victim in state.victims:
             if victim.uid == uid:
-                self._context.eviction = update_victim(self._context.eviction, replace(victim, verified=True))
+                self.context.eviction = update_victim(self.context.eviction, replace(victim, verified=True))
                 if is_urgent:
                     self._retries[uid] = _Retry(now.monotonic_s + _URGENT_DELAY_S)
                 else:
@@ -219,21 +214,21 @@ class OutstandingEffects:
 
     async def add(self, effect: OutstandingEffect) -> None:
         """Record the effect of a reclaim step."""
-        state = self._context.eviction
-        self._context.eviction = replace(state, outstanding=(*state.outstanding, effect))
+        state = self.context.eviction
+        self.context.eviction = replace(state, outstanding=(*state.outstanding, effect))
         await self._writer.write(0)
 
     async def update(self, readings: SignalReadings, *, may_act: bool) -> None:
         """Update all effects from current readings; with ``may_act`` retry failed removals of containers."""
-        before = self._context.eviction
+        before = self.context.eviction
         for uid in [each for each, work in self._cleanups.items() if work.done()]:
             self._end_cleanup(uid, self._cleanups.pop(uid), readings.at)
-        state = self._context.eviction
+        state = self.context.eviction
         verified = {each.uid for each in state.victims if each.verified}
         remaining, ended = update_effects(state.outstanding, readings.observations, readings.at, verified=verified)
         now_s = readings.at.monotonic_s
         victims = tuple(each for each in state.victims if _is_tracked(each, now_s))
-        self._context.eviction = replace(state, outstanding=remaining, victims=victims)
+        self.context.eviction = replace(state, outstanding=remaining, victims=victims)
         for each in ended:
             self._log_end(each)
         self._retries = {uid: each for uid, each in self._retries.items() if uid in {one.uid for one in victims}}
@@ -241,7 +236,7 @@ class OutstandingEffects:
             for victim in victims:
                 if not victim.cleared and victim.uid not in self._cleanups and now_s >= self._retry_of(victim.uid).at_s:
                     self._begin_cleanup(victim)
-        if self._context.eviction != before:
+        if self.context.eviction != before:
             await self._writer.write(0)
 
     def is_outstanding(self, shortage: Shortage | None, path: str = "") -> bool:
@@ -249,15 +244,15 @@ class OutstandingEffects:
 
         ``path`` is the path of an additional image filesystem; empty for any other filesystem.
         """
-        effects = self._context.eviction.outstanding
+        effects = self.context.eviction.outstanding
         return any(each.relieves(shortage, path) and not each.ineffective for each in effects)
 
     def end_cleared(self, shortage: Shortage | None) -> None:
         """End the outstanding effects of a cleared memory or PID threshold: both are freed with the processes."""
         if shortage in {Shortage.MEMORY, Shortage.PIDS}:
-            state = self._context.eviction
+            state = self.context.eviction
             remaining = tuple(each for each in state.outstanding if each.shortage is not shortage)
-            self._context.eviction = replace(state, outstanding=remaining)
+            self.context.eviction = replace(state, outstanding=remaining)
 
     async def close(self) -> None:
         """Cancel removals in progress and write the state, which remains recorded."""
@@ -272,10 +267,10 @@ class OutstandingEffects:
         earlier = self._cleanups.pop(victim.uid, None)
         if earlier is not None:
             earlier.cancel()
-        self._cleanups[victim.uid] = asyncio.ensure_future(self._cleaner.clean_up(victim))
+        self._cleanups[victim.uid] = asyncio.ensure_future(self.cleaner.clean_up(victim))
 
     def _end_cleanup(self, uid: str, work: asyncio.Future[CleanupResult], now: Moment) -> None:
-        victim = next((each for each in self._context.eviction.victims if each.uid == uid), None)
+        victim = next((each for each in self.context.eviction.victims if each.uid == uid), None)
         error = None if work.cancelled() else work.exception()
         if victim is None or work.cancelled():
             return
@@ -287,18 +282,18 @@ class OutstandingEffects:
         else:
             cleanup = work.result()
             if cleanup.running and uid in self._restored:  # the previous agent was killed before it stopped the pod
-                self._context.eviction = drop_eviction(self._context.eviction, uid)
+                self.context.eviction = drop_eviction(self.context.eviction, uid)
                 return
             detail = "" if cleanup.running else cleanup.detail  # the eviction reports a pod that did not stop
             if cleanup.confirmed:
-                state = update_victim(self._context.eviction, replace(victim, verified=True, cleared=True))
+                state = update_victim(self.context.eviction, replace(victim, verified=True, cleared=True))
                 effects = confirm(state.outstanding, uid, Shortage, now)
-                self._context.eviction = replace(state, outstanding=effects)
+                self.context.eviction = replace(state, outstanding=effects)
         before = self._retry_of(uid)
         wait_s = min(_LAST_RETRY_S, 2 * before.wait_s)
         self._retries[uid] = _Retry(now.monotonic_s + before.wait_s, wait_s, detail)
         if detail and before.detail != detail:
-            self._logger.warning("eviction_cleanup_failed", **pod_fields(victim), detail=detail)
+            self.logger.warning("eviction_cleanup_failed", **pod_fields(victim), detail=detail)
 
     def _retry_of(self, uid: str) -> _Retry:
         return self._retries.get(uid, _Retry())
@@ -316,11 +311,11 @@ class OutstandingEffects:
             "pod_uid": effect.uid,
         }
         if ended.ineffective:
-            self._logger.error("eviction_ineffective", **fields)
+            self.logger.error("eviction_ineffective", **fields)
         elif ended.end is not EffectEnd.MISSING:
-            self._logger.info("effect_measured", **fields)
+            self.logger.info("effect_measured", **fields)
         else:
-            self._logger.warning("effect_missing", **fields)
+            self.logger.warning("effect_missing", **fields)
 
 
 def _is_tracked(victim: Victim, now_s: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.effects import pod_fields
@@ -30,43 +31,34 @@ _EVICTING_S: Final = 2.5
 LISTED_WITHIN_S: Final = 0.5
 
 
+@dataclass(eq=False)
 class PodMonitor:
-    """Reads the pods of the node and logs their OOM kills."""
+    """Reads the pods of the node and logs their OOM kills.
 
-    def __init__(  # noqa: PLR0913 - each argument is a dependency
-        self,
-        read_pods: Callable[[bool], Awaitable[PodInventory]],
-        oom_kills: OomKillMonitor,
-        reporter: EvictionReporter,
-        clock: Clock,
-        *,
-        read_usage: Callable[[], Awaitable[PodInventory | None]],
-        listed_within_s: float = LISTED_WITHIN_S,
-    ) -> None:
-        """Create a monitor with an empty cache.
+    Attributes:
+        read_pods: returns the pods of the node; with ``True`` their disk usage is measured.
+        oom_kills: logs OOM kills.
+        reporter: logs warnings.
+        clock: clock that measures the age of the last read.
+        read_usage: returns the pods of the last list with their current memory and PIDs, without a runtime call;
+            ``None`` without a recent list.
+        listed_within_s: time limit of a list under memory pressure, in seconds.
+    """
 
-        Args:
-            read_pods: returns the pods of the node; with ``True`` their disk usage is measured.
-            oom_kills: logs OOM kills.
-            reporter: logs warnings.
-            clock: clock that measures the age of the last read.
-            read_usage: returns the pods of the last list with their current memory and PIDs, without a runtime call;
-                ``None`` without a recent list.
-            listed_within_s: time limit of a list under memory pressure, in seconds.
-        """
-        self._read_pods = read_pods
-        self._oom_kills = oom_kills
-        self._reporter = reporter
-        self._clock = clock
-        self._read_usage = read_usage
-        self._listed_within_s = listed_within_s
-        self._pods: PodInventory | None = None
-        self._read_s: float | None = None
-        self._evicting_s = 0.0
-        self._expired = 0
-        self._limits_s: float | None = None
-        self._listing: asyncio.Future[PodInventory] | None = None
-        self._listing_s = 0.0
+    read_pods: Callable[[bool], Awaitable[PodInventory]]
+    oom_kills: OomKillMonitor
+    reporter: EvictionReporter
+    clock: Clock
+    _: KW_ONLY
+    read_usage: Callable[[], Awaitable[PodInventory | None]]
+    listed_within_s: float = LISTED_WITHIN_S
+    _pods: PodInventory | None = field(default=None, init=False)
+    _read_s: float | None = field(default=None, init=False)
+    _evicting_s: float = field(default=0.0, init=False)
+    _expired: int = field(default=0, init=False)
+    _limits_s: float | None = field(default=None, init=False)
+    _listing: asyncio.Future[PodInventory] | None = field(default=None, init=False)
+    _listing_s: float = field(default=0.0, init=False)
 
     async def read(self, *, with_disk: bool) -> PodInventory:
         """Read the pods of the node, log new OOM kills, and return the pods.
@@ -88,19 +80,19 @@ class PodMonitor:
         """Start a list without disk usage unless one is in progress; return it."""
         if self._listing is None or self._listing.done():
             self._listing = asyncio.ensure_future(self._read(with_disk=False))
-            self._listing_s = self._clock.monotonic_s()
+            self._listing_s = self.clock.monotonic_s()
             self._listing.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
         return self._listing
 
     async def _read(self, *, with_disk: bool) -> PodInventory:
         expired = self._expired
-        pods = await self._read_pods(with_disk)
-        self._reporter.end("pods_not_listed")
-        self._reporter.logger.debug("pods_gathered", pods=len(pods.facts))
-        self._reporter.log_warnings(pods.warnings)
+        pods = await self.read_pods(with_disk)
+        self.reporter.end("pods_not_listed")
+        self.reporter.logger.debug("pods_gathered", pods=len(pods.facts))
+        self.reporter.log_warnings(pods.warnings)
         self._pods, self._read_s = pods, pods.observed_at.monotonic_s if expired == self._expired else None
         self._evicting_s = 0.0
-        await self._oom_kills.check(pods)
+        await self.oom_kills.check(pods)
         return pods
 
     async def read_urgently(self) -> PodInventory:
@@ -117,16 +109,16 @@ class PodMonitor:
             RuntimeRequestError: the runtime refused to list sandboxes or containers.
         """
         age_s = self._age_s() - min(self._evicting_s, _EVICTING_S)
-        if age_s <= _RECENT_S and (recent := await self._read_usage()) is not None:
+        if age_s <= _RECENT_S and (recent := await self.read_usage()) is not None:
             return recent
         work = self._list()
-        waited_s = self._clock.monotonic_s() - self._listing_s
-        done, _ = await asyncio.wait({work}, timeout=max(0.0, self._listed_within_s - waited_s))
-        if not done and (known := await self._read_usage()) is not None:
-            now_s = self._clock.monotonic_s()
+        waited_s = self.clock.monotonic_s() - self._listing_s
+        done, _ = await asyncio.wait({work}, timeout=max(0.0, self.listed_within_s - waited_s))
+        if not done and (known := await self.read_usage()) is not None:
+            now_s = self.clock.monotonic_s()
             waited_s, age_s = now_s - self._listing_s, now_s - known.observed_at.monotonic_s
             fields = {"waited_s": round(waited_s, 1), "age_s": round(age_s, 1), "pods": len(known.facts)}
-            self._reporter.log_once("pods_not_listed", fields)
+            self.reporter.log_once("pods_not_listed", fields)
             return known
         try:
             return await work
@@ -156,7 +148,7 @@ class PodMonitor:
         A cancellation does not end the list, which :meth:`read_urgently` then waits for.
         """
         if self._pods is not None and (self._listing is None or self._listing.done()):
-            await self._oom_kills.check(self._pods)
+            await self.oom_kills.check(self._pods)
             if self._age_s() < (_WARM_NEAR_S if near_threshold else _WARM_FAR_S) - SOONEST_S:
                 return
         work = self._list()
@@ -177,7 +169,7 @@ class PodMonitor:
 
     def _age_s(self) -> float:
         """Return the age in seconds of the cached pods; infinite if there are none or the cache is expired."""
-        return math.inf if self._read_s is None else self._clock.monotonic_s() - self._read_s
+        return math.inf if self._read_s is None else self.clock.monotonic_s() - self._read_s
 
     def is_limit_check_due(self) -> bool:
         """Return whether to check pods against their storage limits: once a minute, since it walks directories.
@@ -185,7 +177,7 @@ class PodMonitor:
         Pods that were not listed within this minute may have limits: no pass lists them while the eviction limit is
         reached.
         """
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         if self._limits_s is not None and now_s - self._limits_s < _LIMITS_EVERY_S:
             return False
         if self._pods is not None and self._age_s() < _LIMITS_EVERY_S and not any(map(has_limit, self._pods.facts)):

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -411,38 +412,33 @@ class SignalReader(Protocol):
         """Return the current wall time and monotonic time."""
 
 
+@dataclass(eq=False)
 class SignalMonitor:
     """Signals of the node, with the last two evaluations.
 
     The eviction state is in the daemon context, where it outlives a reload.
+
+    Attributes:
+        context: daemon context with the eviction state.
+        reader: reads the signals.
+        read_layout: returns filesystems and thresholds; later calls update only the additional image filesystems.
+        reporter: logs changed thresholds and conditions.
+        watch_s: longest interval of the readings of :meth:`shortage_before`, in seconds.
     """
 
-    def __init__(
-        self,
-        context: DaemonContext,
-        reader: SignalReader,
-        read_layout: Callable[[], Awaitable[SignalLayout]],
-        reporter: EvictionReporter,
-        *,
-        watch_s: float = WATCH_S,
-    ) -> None:
-        """Create a monitor without initial readings.
-
-        Args:
-            context: daemon context with the eviction state.
-            reader: reads the signals.
-            read_layout: returns filesystems and thresholds; later calls update only the additional image filesystems.
-            reporter: logs changed thresholds and conditions.
-            watch_s: longest interval of the readings of :meth:`shortage_before`, in seconds.
-        """
-        self._context = context
-        self._reader = reader
-        self._read_layout = read_layout
-        self._reporter = reporter
-        self._watch_s = watch_s
-        self._layout: SignalLayout | None = None
-        self._layout_read_s = 0.0
-        self._evaluated: list[tuple[float, Evaluation]] = []  # in the last second, and the last ones before it
+    context: DaemonContext
+    reader: SignalReader
+    read_layout: Callable[[], Awaitable[SignalLayout]]
+    reporter: EvictionReporter
+    _: KW_ONLY
+    watch_s: float = WATCH_S
+    _layout: SignalLayout | None = field(default=None, init=False)
+    _layout_read_s: float = field(default=0.0, init=False)
+    _evaluated: list[tuple[float, Evaluation]] = field(
+        default_factory=list,
+        init=False,
+        # evaluations in the last second, and the last ones before it
+    )
 
     async def layout(self) -> SignalLayout:
         """Return the filesystems of the node; they are read again until no filesystem hangs.
@@ -452,7 +448,7 @@ class SignalMonitor:
         """
         if self._layout is not None:
             return self._layout
-        found = await self._read_layout()
+        found = await self.read_layout()
         if found.paths.nodefs is not None:
             self._layout = found
             self._layout_read_s = self.now().monotonic_s
@@ -471,7 +467,7 @@ class SignalMonitor:
         self._layout_read_s = now_s
         with suppress(NodeAgentError, TimeoutError):
             async with asyncio.timeout(_REFRESH_WITHIN_S):
-                found = await self._read_layout()
+                found = await self.read_layout()
             if found.layout is self._layout.layout and found.others_known:
                 self._layout = replace(found, paths=self._layout.paths)
 
@@ -483,7 +479,7 @@ class SignalMonitor:
         """
         layout = await self.layout()
         layout = layout if filesystems else replace(layout, paths=SignalPaths(None), others=())
-        return await self._reader.read(layout, urgently=True)
+        return await self.reader.read(layout, urgently=True)
 
     async def evaluate(self, readings: SignalReadings | None = None) -> Evaluation:
         """Evaluate readings, log the changes, and keep the state for the next evaluation.
@@ -495,16 +491,16 @@ class SignalMonitor:
             NodeAgentError: the runtime does not report the image filesystem.
         """
         layout = await self.layout()
-        readings = readings or await self._reader.read(layout, urgently=True)
-        evaluated = self._reader.evaluate_readings(layout, readings, self._context.eviction)
+        readings = readings or await self.reader.read(layout, urgently=True)
+        evaluated = self.reader.evaluate_readings(layout, readings, self.context.eviction)
         evaluation = evaluated.evaluation
-        self._context.eviction = evaluation.state
+        self.context.eviction = evaluation.state
         now_s = readings.at.monotonic_s
         while len(self._evaluated) > 1 and now_s - self._evaluated[1][0] >= RATE_S:
             del self._evaluated[0]
         self._evaluated.append((now_s, evaluation))
-        self._reporter.log_changes(evaluation)
-        self._reporter.log_warnings(evaluated.warnings)
+        self.reporter.log_changes(evaluation)
+        self.reporter.log_warnings(evaluated.warnings)
         return evaluation
 
     async def shortage_before(
@@ -518,7 +514,7 @@ class SignalMonitor:
         Thresholds in ``ignored`` do not count: no pod can be evicted for them. ``on_evaluation`` is called with each
         evaluation, at least every ``SOONEST_S``.
         """
-        watch_s = self._watch_s if on_evaluation is None else min(self._watch_s, SOONEST_S)
+        watch_s = self.watch_s if on_evaluation is None else min(self.watch_s, SOONEST_S)
         while True:
             done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(watch_s))
             if done:
@@ -539,14 +535,14 @@ class SignalMonitor:
             The evaluation with only the met thresholds; ``None`` if ``work`` ended first.
         """
         while True:
-            done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(min(self._watch_s, SOONEST_S)))
+            done, _ = await asyncio.wait({work}, timeout=self.next_poll_s(min(self.watch_s, SOONEST_S)))
             if done:
                 return None
             layout = await self.layout()
             watched = tuple(each for each in layout.thresholds if _is_urgent(each) and each not in covered)
             readings = await self.read(filesystems=False)
-            state = self._context.eviction
-            if self._reader.evaluate_readings(replace(layout, thresholds=watched), readings, state).evaluation.acting:
+            state = self.context.eviction
+            if self.reader.evaluate_readings(replace(layout, thresholds=watched), readings, state).evaluation.acting:
                 evaluation = await self.evaluate()
                 met = tuple(each for each in evaluation.acting if each.threshold in watched)
                 if met:
@@ -592,7 +588,7 @@ class SignalMonitor:
 
     def now(self) -> Moment:
         """Return the current wall time and monotonic time."""
-        return self._reader.now()
+        return self.reader.now()
 
 
 def _is_urgent(threshold: Threshold) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import asdict
@@ -91,51 +92,45 @@ def with_jitter(seconds: float, draw: Callable[[], float]) -> float:
     return seconds * (1 + JITTER_SHARE * (2 * draw() - 1))
 
 
+@dataclass(eq=False)
 class Loop:
     """Runs passes over one scope, one after the other with an interval between them.
 
     Passes of different loops share the pass lock, so that only one pass removes items at any time.
+
+    Attributes:
+        next_s: returns the seconds until the next pass.
+        states: states of this loop only.
+        wake: ends the wait for the next pass.
     """
 
-    def __init__(  # noqa: PLR0913 - the loop's collaborators
-        self,
-        scope: Scope,
-        next_s: Callable[[], float],
-        run_pass: Pass,
-        *,
-        pass_lock: PassLock,
-        loop_statuses: LoopStatuses,
-        states: StateLog,
-        wake: asyncio.Event,
-    ) -> None:
-        """Compose a loop.
+    scope: Scope
+    next_s: Callable[[], float]
+    run_pass: Pass
+    _: KW_ONLY
+    pass_lock: PassLock
+    loop_statuses: LoopStatuses
+    states: StateLog
+    wake: asyncio.Event
 
-        ``next_s`` returns the seconds until the next pass, ``wake`` ends this wait, ``states`` are of this loop only.
-        """
-        self._scope = scope
-        self._next_s = next_s
-        self._run_pass = run_pass
-        self._pass_lock = pass_lock
-        self._loop_statuses = loop_statuses
-        self._states = states
-        self._wake = wake
-        self._runtime = RuntimeWatch(states.logger)
+    def __post_init__(self) -> None:
+        self._runtime = RuntimeWatch(self.states.logger)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run passes until ``stop`` is set."""
-        name = self._scope.value
+        name = self.scope.value
         while not stop.is_set():
-            self._wake.clear()
+            self.wake.clear()
             wait_s = await self.run_once()
-            self._loop_statuses.waiting(name, wait_s, SILENCE_S, removes=True)
-            await wait_for_any(wait_s, stop, self._wake)
+            self.loop_statuses.waiting(name, wait_s, SILENCE_S, removes=True)
+            await wait_for_any(wait_s, stop, self.wake)
 
     async def run_once(self) -> float:
         """Run one pass, or no pass during a pause; return the seconds until the next pass."""
-        name = self._scope.value
-        if self._pass_lock.pause() is not None:
+        name = self.scope.value
+        if self.pass_lock.pause() is not None:
             return PAUSE_POLL_S
-        self._loop_statuses.waiting(name, 0.0, SILENCE_S, removes=True)
+        self.loop_statuses.waiting(name, 0.0, SILENCE_S, removes=True)
         wait_s = await self._attempt(name)
         release_memory()  # after a failure too: tracebacks keep call frames in reference cycles
         return wait_s
@@ -143,36 +138,36 @@ class Loop:
     async def _attempt(self, name: str) -> float:
         """Run one pass; return the seconds until the next pass. On return, plans and errors are unreferenced."""
         try:
-            async with self._pass_lock.take() as end:
+            async with self.pass_lock.take() as end:
                 if end.is_set():
                     return PAUSE_POLL_S
-                self._loop_statuses.running(name, SILENCE_S)
-                preview, report = await self._run_pass(self._scope, end)
+                self.loop_statuses.running(name, SILENCE_S)
+                preview, report = await self.run_pass(self.scope, end)
         except RuntimeUnavailableError as error:
-            self._loop_statuses.ended(name, "runtime-unavailable", detail=str(error), failed=True)
+            self.loop_statuses.ended(name, "runtime-unavailable", detail=str(error), failed=True)
             return self._runtime.lost(error)
         except NodeAgentError as error:
             self._runtime.answered()
-            self._loop_statuses.ended(name, "failed", detail=str(error), failed=True)
+            self.loop_statuses.ended(name, "failed", detail=str(error), failed=True)
             fields = {"error": str(error)}
-            self._states.log_once("pass_failed", fields, state=stable(str(error)), level="error", counted=True)
-            return self._next_s()
+            self.states.log_once("pass_failed", fields, state=stable(str(error)), level="error", counted=True)
+            return self.next_s()
         except Exception as error:  # noqa: BLE001 - the only broad catch of a loop: no error may end the daemon
-            self._loop_statuses.ended(name, "crashed", detail=repr(error), failed=True)
-            self._states.log_once("pass_crashed", {}, state=stable(repr(error)), level="exception", counted=True)
-            return self._next_s()
+            self.loop_statuses.ended(name, "crashed", detail=repr(error), failed=True)
+            self.states.log_once("pass_crashed", {}, state=stable(repr(error)), level="exception", counted=True)
+            return self.next_s()
         return self._finish(preview, report)
 
     def _finish(self, preview: Preview, report: PassReport) -> float:
         """Record and log the end of a pass; return the seconds until the next pass."""
         lost = report.end is PassEnd.RUNTIME_LOST
-        self._loop_statuses.ended(self._scope.value, report.end.value, detail=report.end_detail, failed=lost)
+        self.loop_statuses.ended(self.scope.value, report.end.value, detail=report.end_detail, failed=lost)
         if not lost:
             self._runtime.answered()
         for event in ("pass_failed", "pass_crashed"):
-            self._states.end(event)
-        log_report(self._states, preview, report)
-        return self._runtime.lost(RuntimeUnavailableError(report.end_detail)) if lost else self._next_s()
+            self.states.end(event)
+        log_report(self.states, preview, report)
+        return self._runtime.lost(RuntimeUnavailableError(report.end_detail)) if lost else self.next_s()
 
 
 def log_start(states: StateLog, start: PassStart) -> None:
