@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.eviction.effects import EvictionFile
 from nodeagent.eviction.plan.grammar import parse_thresholds
-from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
+from nodeagent.eviction.plan.planner import plan_eviction
+from nodeagent.eviction.plan.preview import plans_around_reclaim
 from nodeagent.eviction.plan.relief import SAMPLE_EVERY_S, UsageSample
-from nodeagent.eviction.plan.state import Evaluation, EvictionState
+from nodeagent.eviction.plan.state import EvictionState
 from nodeagent.eviction.plan.thresholds import MEANINGS, Amount
-from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout
+from nodeagent.eviction.signals import EvictionSignalReader
 from nodeagent.host.node import boot_id
 from nodeagent.model import Role
 from nodeagent.model.decision import ReasonCode
@@ -23,7 +25,6 @@ from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
-    from nodeagent.model.pods import PodInventory
     from nodeagent.settings.settings import Settings
 
 _LONG_AGO_S = 10.0 * 365 * 86_400
@@ -85,6 +86,7 @@ async def preview_eviction(
     samples = before.samples
     role = await agent.evaluate_role()
     removes_volumes = role.role is Role.BESIDE_KUBELET
+    policy = replace(eviction.policy, max_observation_age_s=_LONG_AGO_S)
     pod_reader = agent.make_pod_reader()
     try:
         while True:
@@ -94,7 +96,10 @@ async def preview_eviction(
             state = replace(before, samples=samples)
             evaluation = reader.evaluate_readings(layout, readings, state).evaluation
             found = readings.observations
-            first, then = _plans(evaluation, pods, settings, layout, found, removes_volumes=removes_volumes)
+            plan = partial(plan_eviction, evaluation, pods.facts, policy, layout=layout.layout, now=evaluation.at)
+            first, then = plans_around_reclaim(
+                partial(plan, observations=found, others=layout.others, removes_volumes=removes_volumes)
+            )
             if samples or not then.is_hindered_by(ReasonCode.GROWTH_UNKNOWN):
                 break
             samples = (UsageSample.of(pods.facts, found, readings.at, with_disk=True),)
@@ -133,36 +138,3 @@ def _simulated(observations: tuple[Observation, ...], amounts: Mapping[Measurand
         else each
         for each in observations
     )
-
-
-def _plans(  # noqa: PLR0913 - the inputs of a plan
-    evaluation: Evaluation,
-    pods: PodInventory,
-    settings: Settings,
-    layout: SignalLayout,
-    observations: tuple[Observation, ...],
-    *,
-    removes_volumes: bool,
-) -> tuple[EvictionPlan, EvictionPlan]:
-    """Return the plan of the pass, and the plan for the case that node-level reclaim frees nothing."""
-    policy = replace(settings.eviction.policy, max_observation_age_s=_LONG_AGO_S)
-
-    def plan(reclaimed: frozenset[object]) -> EvictionPlan:
-        return plan_eviction(
-            evaluation,
-            pods.facts,
-            policy,
-            layout=layout.layout,
-            now=evaluation.at,
-            observations=observations,
-            reclaimed=reclaimed,  # type: ignore[arg-type]
-            others=layout.others,
-            removes_volumes=removes_volumes,
-        )
-
-    first = then = plan(frozenset())
-    reclaimed: set[object] = set()
-    while then.reclaim:
-        reclaimed.update(then.reclaim)
-        then = plan(frozenset(reclaimed))
-    return first, then

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnsupportedError
 from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep, on_device, until_freed
@@ -32,17 +32,6 @@ _SMALL = frozenset({ItemKind.SANDBOX, ItemKind.CONTAINER_LOG_LINK})
 """Kinds whose removal frees a negligible amount."""
 _NOT_NEEDED_YET = frozenset({ReasonCode.ENOUGH_FREED, ReasonCode.IRREPLACEABLE_LATER, ReasonCode.COLLECTION_PENDING})
 """Reasons to keep an item that is removed if the measured effect of the step is too small."""
-
-
-class RunPreview(Protocol):
-    """Execution of a preview as a separate pass."""
-
-    async def __call__(self, preview: Preview, stop: asyncio.Event) -> PassReport:
-        """Carry out exactly the removals of the preview.
-
-        Raises:
-            PassBusyError: another pass runs on this node.
-        """
 
 
 class Reclaimable(Record):
@@ -109,7 +98,7 @@ class Reclaimer(Record):
 
     observe: Callable[[Scope], Awaitable[NodeSnapshot]]
     policy: GCPolicy
-    carry_out: RunPreview
+    carry_out: Callable[[Preview, asyncio.Event], Awaitable[PassReport]]
     evicted: Callable[[], Mapping[str, Collection[str]]] = dict
     collect_garbage: Callable[[], Awaitable[None]] | None = None
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.local_storage import find_violation
 from nodeagent.eviction.plan.memory_model import is_disputed, lowest_estimate
-from nodeagent.eviction.plan.planner import plan_eviction
+from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
 from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, ThresholdStatus, Unit
 from nodeagent.record import Record, replace
@@ -42,6 +43,19 @@ def pods_over_limits(
     return tuple(found)
 
 
+def plans_around_reclaim(plan: Callable[..., EvictionPlan]) -> tuple[EvictionPlan, EvictionPlan]:
+    """Return the plan of a pass, and the plan for the case that node-level reclaim frees nothing.
+
+    ``plan`` takes the completed steps as ``reclaimed``.
+    """
+    first = then = plan(reclaimed=frozenset())
+    reclaimed: frozenset[ReclaimStep] = frozenset()
+    while then.reclaim:
+        reclaimed |= frozenset(then.reclaim)
+        then = plan(reclaimed=reclaimed)
+    return first, then
+
+
 def first_victim(  # noqa: PLR0913 - the inputs of a plan
     evaluation: Evaluation,
     pods: Sequence[PodFacts],
@@ -57,21 +71,8 @@ def first_victim(  # noqa: PLR0913 - the inputs of a plan
     growth of the pods is not considered; ``removes_volumes`` as for ``plan_eviction``.
     """
     policy = replace(policy, local_storage_isolation=False)
-    reclaimed: frozenset[ReclaimStep] = frozenset()
-    while True:
-        plan = plan_eviction(
-            evaluation,
-            pods,
-            policy,
-            layout=layout,
-            now=evaluation.at,
-            reclaimed=reclaimed,
-            others=others,
-            removes_volumes=removes_volumes,
-        )
-        if not plan.reclaim:
-            break
-        reclaimed |= frozenset(plan.reclaim)
+    make = partial(plan_eviction, evaluation, pods, policy, layout=layout, now=evaluation.at)
+    _, plan = plans_around_reclaim(partial(make, others=others, removes_volumes=removes_volumes))
     if plan.victim is None:
         return None
     pod = plan.victim.pod

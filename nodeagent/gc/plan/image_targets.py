@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.model.decision import Accounting, Detail, Reason, ReasonCode
 from nodeagent.record import Record, replace
@@ -39,49 +39,21 @@ class SpaceNeeded(NamedTuple):
         return self.met_by(size_bytes - self.growing_bytes, inodes - self.growing_inodes)
 
 
-class Ledger(Protocol):
-    """Interface of accounting: the gain of the next image removal, given the removals counted so far.
-
-    On a node with several image filesystems, ``number`` is the index of an image filesystem in the snapshot.
-    """
-
-    accounting: Accounting
-
-    def gain(self, image: Image) -> Gain:
-        """Return the bytes and inodes freed on all filesystems if ``image`` is removed next."""
-
-    def gain_on(self, image: Image, number: int) -> Gain:
-        """Return the bytes and inodes freed on one filesystem if ``image`` is removed next; ``None`` if unknown."""
-
-    def gains(self, image: Image) -> tuple[tuple[str, int], ...]:
-        """Return path and freed bytes of each filesystem if ``image`` is removed next; empty for one filesystem."""
-
-    def take(self, image: Image) -> None:
-        """Count ``image`` as removed."""
-
-    def frees_any(self, image: Image, number: int) -> bool:
-        """Return whether the removals counted so far free a piece of ``image`` on one filesystem."""
-
-    def able_to_free(self, removable: Collection[Image], number: int) -> frozenset[str]:
-        """Return the ids of the images in ``removable`` whose removal frees space on one filesystem.
-
-        Each of these images has a piece on the filesystem that only images in ``removable`` reference, possibly
-        several.
-        """
-
-
 def ledger_for(snapshot: NodeSnapshot) -> Ledger:
     """Return exact accounting if the snapshot has a storage graph, otherwise accounting by upper bounds."""
     if snapshot.storage is None:
-        return SizeLedger()
+        return Ledger()
     return LayerLedger(snapshot.storage, snapshot.image_filesystems)
 
 
-class SizeLedger:
-    """Accounting by the image sizes that the runtime reports, as upper bounds.
+class Ledger:
+    """Accounting of the gain of the next image removal, given the removals counted so far.
 
-    Shared layers count for every image. The sizes of compressed content can also be below the freed bytes; only a
-    measurement shows the freed bytes. The filesystem of an image is unknown.
+    This class counts the image sizes that the runtime reports, as upper bounds: shared layers count for every image.
+    The sizes of compressed content can also be below the freed bytes; only a measurement shows the freed bytes. The
+    filesystem of an image is unknown.
+
+    On a node with several image filesystems, ``number`` is the index of an image filesystem in the snapshot.
 
     Source: CRI ``Image.size``.
     """
@@ -89,30 +61,34 @@ class SizeLedger:
     accounting = Accounting.UPPER_BOUND
 
     def gain(self, image: Image) -> Gain:
-        """Return the reported size; the inodes are unknown."""
+        """Return the bytes and inodes freed on all filesystems if ``image`` is removed next."""
         return image.size_bytes, None
 
-    def gain_on(self, image: Image, number: int) -> Gain:  # noqa: ARG002 - required by the protocol
-        """Return an unknown gain: the filesystem of an image is unknown."""
+    def gain_on(self, image: Image, number: int) -> Gain:  # noqa: ARG002 - used by the accounting of layers
+        """Return the bytes and inodes freed on one filesystem if ``image`` is removed next; ``None`` if unknown."""
         return None, None
 
-    def gains(self, image: Image) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - required by the protocol
-        """Return an empty tuple: the filesystem of an image is unknown."""
+    def gains(self, image: Image) -> tuple[tuple[str, int], ...]:  # noqa: ARG002 - used by the accounting of layers
+        """Return path and freed bytes of each filesystem if ``image`` is removed next; empty for one filesystem."""
         return ()
 
     def take(self, image: Image) -> None:
-        """Ignore the removal, since reported sizes are independent of each other."""
+        """Count ``image`` as removed; reported sizes are independent of each other."""
 
-    def frees_any(self, image: Image, number: int) -> bool:  # noqa: ARG002 - required by the protocol
-        """Return false: the filesystem of an image is unknown."""
+    def frees_any(self, image: Image, number: int) -> bool:  # noqa: ARG002 - used by the accounting of layers
+        """Return whether the removals counted so far free a piece of ``image`` on one filesystem."""
         return False
 
-    def able_to_free(self, removable: Collection[Image], number: int) -> frozenset[str]:  # noqa: ARG002 - protocol
-        """Return an empty set: the filesystem of an image is unknown."""
+    def able_to_free(self, removable: Collection[Image], number: int) -> frozenset[str]:  # noqa: ARG002 - as above
+        """Return the ids of the images in ``removable`` whose removal frees space on one filesystem.
+
+        Each of these images has a piece on the filesystem that only images in ``removable`` reference, possibly
+        several.
+        """
         return frozenset()
 
 
-class LayerLedger:
+class LayerLedger(Ledger):
     """Exact accounting by the pieces (layers and blobs) that lose their last reference.
 
     A piece is freed with the last image that references it, unless a container, a lease or a snapshot of an unlisted
