@@ -179,10 +179,6 @@ def done_items(row: PastPass) -> int:
     return sum(each.outcome in ("done", "gone", "restored") for each in row.actions)
 
 
-def _done(row: PastPass) -> str:
-    return done_cell(row.trigger, done_items(row), len(row.actions))
-
-
 def _usage(row: PastPass) -> str:
     before, after = row.imagefs_percent_before, row.imagefs_percent_after
     return "" if before is None or after is None else f"{before}%-{after}%"
@@ -196,7 +192,7 @@ PASSES: Final[ListView[PastPass]] = ListView(
         text("trigger", "TRIGGER", lambda row: row.trigger),
         text("scope", "SCOPE", lambda row: row.scope),
         text("result", "RESULT", lambda row: "dry-run" if row.dry_run else row.end),
-        text("removed", "REMOVED", _done),
+        text("removed", "REMOVED", lambda row: done_cell(row.trigger, done_items(row), len(row.actions))),
         size("freed", "FREED", lambda row: row.freed_bytes if done_items(row) else None, missing=""),
         size("predicted", "PREDICTED", lambda row: row.predicted_bytes, scope=Scope.WIDE),
         duration("duration", "DURATION", lambda row: row.duration_s, scope=Scope.WIDE),

@@ -43,6 +43,7 @@ from nodeagent.model import Role
 from nodeagent.model.decision import ItemKind
 from nodeagent.model.pressure import FilesystemRole, Resource, Signal
 from nodeagent.pods.role import ROLE_POLL_S
+from nodeagent.record import Record
 from nodeagent.store.history import PastAction, PastPass
 from nodeagent.store.write_ahead import PLANNED, RUNNING, UNKNOWN
 from nodeagent.telemetry.logging import StateLog
@@ -82,26 +83,28 @@ def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]
     return (EvictionTask(context, agent, partial(_make_loop, context, agent)),)
 
 
-class EvictionTask:
-    """Runs the eviction loop while evictions are enabled in the role of the agent; otherwise waits."""
+class EvictionTask(Record):
+    """Runs the eviction loop while evictions are enabled in the role of the agent; otherwise waits.
 
-    def __init__(self, context: DaemonContext, agent: Agent, make: Callable[[], DaemonTask]) -> None:
-        """Prepare the task; ``make`` returns an eviction loop that ends when evictions are refused."""
-        self._context = context
-        self._agent = agent
-        self._make = make
+    Attributes:
+        make: returns an eviction loop that ends when evictions are refused.
+    """
+
+    context: DaemonContext
+    agent: Agent
+    make: Callable[[], DaemonTask]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run the eviction loop while evictions are enabled, until ``stop`` is set."""
         logged = False
         while not stop.is_set():
-            if off := await refusal(self._agent):
+            if off := await refusal(self.agent):
                 self._disable(off, log=not logged)
                 logged = True
                 await wait_for_any(ROLE_POLL_S, stop)
                 continue
             logged = False
-            await self._make().run(stop)
+            await self.make().run(stop)
 
     def _disable(self, off: str, *, log: bool) -> None:
         """Report the loop as disabled and reset the thresholds' grace periods, since signals are no longer evaluated.
@@ -110,16 +113,16 @@ class EvictionTask:
         their outstanding effects. A kubelet removes the containers itself; on a standalone node the removal resumes
         together with evictions.
         """
-        self._context.loop_statuses.disabled(LOOP_NAME, off)
-        self._context.eviction = suspended(self._context.eviction, self._context.clock.monotonic_s())
+        self.context.loop_statuses.disabled(LOOP_NAME, off)
+        self.context.eviction = suspended(self.context.eviction, self.context.clock.monotonic_s())
         if log:
-            refused = self._agent.settings.eviction.refused(self._agent.role)
-            level = self._context.logger.warning if refused else self._context.logger.info
+            refused = self.agent.settings.eviction.refused(self.agent.role)
+            level = self.context.logger.warning if refused else self.context.logger.info
             level("loop_disabled", loop=LOOP_NAME, because=off)
-            for victim in self._context.eviction.victims:
+            for victim in self.context.eviction.victims:
                 if not victim.cleared:
                     detail = f"removal suspended: eviction is disabled: {off}"
-                    self._context.logger.warning("eviction_cleanup_failed", **pod_fields(victim), detail=detail)
+                    self.context.logger.warning("eviction_cleanup_failed", **pod_fields(victim), detail=detail)
 
 
 async def refusal(agent: Agent) -> str:

@@ -73,6 +73,7 @@ class Attempts:
         }
 
 
+@dataclass(eq=False)
 class EvictionPass:
     """One eviction pass: acts on one evaluation of the thresholds and evicts at most one pod.
 
@@ -80,29 +81,21 @@ class EvictionPass:
         covered: thresholds that need no second pass: this pass acts on their resource, or they have no victim.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the loop's parts, and those of this pass
-        self,
-        context: DaemonContext,
-        policy: EvictionPolicy,
-        actions: PassActions,
-        monitors: Monitors,
-        attempts: Attempts,
-        stop: asyncio.Event,
-    ) -> None:
-        """Create a pass; ``attempts`` is updated in place, ``stop`` ends the pass early."""
-        self._context = context
-        self._policy = policy
-        self._actions = actions
-        self._monitors = monitors
-        self._attempts = attempts
-        self._stop = stop
-        self._node_reclaim = NodeReclaim(context, actions, monitors)
-        self._effect_wait = EffectWait(context, actions, monitors.signals)
-        self._measurement = PodMeasurement(monitors)
-        self._reclaimed: set[ReclaimStep] = set()
-        self._has_reclaimed = False
-        self._without_candidate: frozenset[Threshold] = frozenset()
-        self.covered: set[Threshold] = set()
+    context: DaemonContext
+    policy: EvictionPolicy
+    actions: PassActions
+    monitors: Monitors
+    attempts: Attempts
+    stop: asyncio.Event
+    _reclaimed: set[ReclaimStep] = field(default_factory=set, init=False)
+    _has_reclaimed: bool = field(default=False, init=False)
+    _without_candidate: frozenset[Threshold] = field(default_factory=frozenset, init=False)
+    covered: set[Threshold] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._node_reclaim = NodeReclaim(self.context, self.actions, self.monitors)
+        self._effect_wait = EffectWait(self.context, self.actions, self.monitors.signals)
+        self._measurement = PodMeasurement(self.monitors)
 
     async def run(
         self, evaluation: Evaluation, readings: SignalReadings | None, is_limit_check_due: Callable[[], bool]
@@ -127,8 +120,8 @@ class EvictionPass:
         finally:
             self._measurement.discard()
             await self._node_reclaim.finish()
-            if self._actions.images is not None:
-                self._actions.images.discard()
+            if self.actions.images is not None:
+                self.actions.images.discard()
 
     async def _run(
         self, evaluation: Evaluation, readings: SignalReadings | None, is_limit_check_due: Callable[[], bool]
@@ -161,7 +154,7 @@ class EvictionPass:
             return PassResult.RECLAIMED if self._has_reclaimed else PassResult.NO_PRESSURE
         if plan.reclaim:
             return PassResult.RECLAIMING
-        relieve = self._actions.relieve_with_cache
+        relieve = self.actions.relieve_with_cache
         if relieve is not None and await relieve(plan.selected):
             return PassResult.RECLAIMED
         if plan.hindrance is not None:
@@ -178,15 +171,15 @@ class EvictionPass:
         ``readings`` are the current readings for the first plan; ``None`` to read the signals.
         """
         while True:
-            plan = await self._plan(evaluation, readings or await self._monitors.signals.read(), None, {})
+            plan = await self._plan(evaluation, readings or await self.monitors.signals.read(), None, {})
             readings = None
-            if not plan.reclaim or plan.selected is None or self._stop.is_set():
+            if not plan.reclaim or plan.selected is None or self.stop.is_set():
                 return plan
-            if not self._actions.dry_run and self._monitors.signals.is_soon_exhausted(plan.selected):
+            if not self.actions.dry_run and self.monitors.signals.is_soon_exhausted(plan.selected):
                 self._begin_observations(plan)
             step = plan.reclaim[0]
             end = StepEnd.FINISHED
-            if step not in self._attempts.dry_run_steps:
+            if step not in self.attempts.dry_run_steps:
                 end = await self._node_reclaim.run_step(step, plan.selected, self._without_candidate)
             if end is StepEnd.INTERRUPTED:
                 return plan
@@ -201,41 +194,41 @@ class EvictionPass:
             if end is not StepEnd.PARTIAL:
                 self._reclaimed.add(step)
             readings = (await self._effect_wait.wait(plan)).readings
-            if self._actions.dry_run:
-                self._attempts.dry_run_steps.add(step)
+            if self.actions.dry_run:
+                self.attempts.dry_run_steps.add(step)
 
     def _begin_observations(self, plan: EvictionPlan) -> None:
         """Begin what the next steps of a plan require, while its first step runs: space runs out within seconds."""
         self._measurement.begin()
-        if self._actions.images is not None and any(each.action in IMAGE_ACTIONS for each in plan.reclaim):
-            self._actions.images.begin()
+        if self.actions.images is not None and any(each.action in IMAGE_ACTIONS for each in plan.reclaim):
+            self.actions.images.begin()
 
     async def _evict_one(self, evaluation: Evaluation, *, with_disk: bool) -> PassResult:
         """Evict the first pod in eviction order that can be stopped."""
-        started_at = self._context.clock.now()
-        excluded = self._attempts.excluded(self._context.clock.monotonic_s())
-        eviction = PodEviction(self._context, self._actions, self._monitors, self._effect_wait)
+        started_at = self.context.clock.now()
+        excluded = self.attempts.excluded(self.context.clock.monotonic_s())
+        eviction = PodEviction(self.context, self.actions, self.monitors, self._effect_wait)
         for _ in range(_MAX_FAILED):
-            if self._stop.is_set():
+            if self.stop.is_set():
                 break
             pods = await (
-                self._measurement.read(self._without_candidate) if with_disk else self._monitors.pods.read_urgently()
+                self._measurement.read(self._without_candidate) if with_disk else self.monitors.pods.read_urgently()
             )
             if pods is None:
                 return PassResult.URGENT
             pods = self._without_evicted(pods)
-            readings = await self._monitors.signals.read(filesystems=with_disk)
+            readings = await self.monitors.signals.read(filesystems=with_disk)
             plan, held = await self._admitted(partial(self._plan, evaluation, readings, pods), excluded)
             self._sample(pods, readings, with_disk=with_disk)
             if plan.victim is None:
-                if not with_disk and await self._monitors.pods.await_list():
+                if not with_disk and await self.monitors.pods.await_list():
                     continue
                 return await self._without_pod(plan, pods)
             if (not_now := await self._not_now(plan, plan.victim, held)) is not None:
                 return not_now
             result = await eviction.run(started_at, plan, plan.victim, pods, readings)
             if result.outcome not in {EvictionOutcome.EVICTED, EvictionOutcome.DRY_RUN}:
-                self._monitors.pods.expire()  # the pod ended or changed since the list
+                self.monitors.pods.expire()  # the pod ended or changed since the list
             if result.outcome in _ENDS_THE_PASS:
                 return PassResult(result.outcome.value)
             excluded[plan.victim.pod.uid] = result.detail
@@ -249,7 +242,7 @@ class EvictionPass:
         if held is not None and not held.tries_next:
             return self._postponed(plan, victim, held)
         if result.outcome is EvictionOutcome.FAILED and relieves_disk(victim):
-            self._attempts.failed_s.setdefault(victim.pod.uid, []).append(self._context.clock.monotonic_s())
+            self.attempts.failed_s.setdefault(victim.pod.uid, []).append(self.context.clock.monotonic_s())
             return PassResult.FAILED  # the pod may still end: its effect is outstanding; memory permits no wait
         return None
 
@@ -267,7 +260,7 @@ class EvictionPass:
                 return plan, held
             excluded[plan.victim.pod.uid] = held.text
             plan = await make_plan(excluded)
-        admission, selected = self._actions.admission, plan.selected
+        admission, selected = self.actions.admission, plan.selected
         if plan.victim is None and admission is not None and selected is not None and selected.threshold.hard:
             permitted = admission.permit_deletion(excluded)
             if permitted:
@@ -275,14 +268,14 @@ class EvictionPass:
         return plan, None
 
     def _held_back(self, eviction: Eviction) -> HeldBack | None:
-        admission = self._actions.admission
+        admission = self.actions.admission
         return None if admission is None else admission.held_back(eviction)
 
     def _postponed(self, plan: EvictionPlan, victim: Eviction, held: HeldBack) -> PassResult:
         """Log an eviction that waits for the API server; pass over its threshold, so that the next is acted on."""
         if plan.selected is not None and victim.status is not None:
             self._without_candidate |= {plan.selected.threshold}
-        self._monitors.reporter.log_pressure(
+        self.monitors.reporter.log_pressure(
             "eviction_postponed",
             {
                 **pod_fields(victim.pod),
@@ -299,16 +292,16 @@ class EvictionPass:
         """
         if self._node_reclaim.delays(plan.selected):
             return PassResult.RECLAIMING
-        if held is not None and not self._actions.dry_run:
+        if held is not None and not self.actions.dry_run:
             return self._postponed(plan, victim, held)
-        paused = self._stop.is_set() or self._context.pass_lock.pause() is not None
-        return PassResult.CALLED_OFF if paused or await self._actions.refused() else None
+        paused = self.stop.is_set() or self.context.pass_lock.pause() is not None
+        return PassResult.CALLED_OFF if paused or await self.actions.refused() else None
 
     def _without_evicted(self, pods: PodInventory) -> PodInventory:
         """Return the pods without those that were evicted after the runtime listed them."""
         ended = {
             each.uid
-            for each in self._context.eviction.victims
+            for each in self.context.eviction.victims
             if each.verified and each.at_s >= pods.observed_at.monotonic_s
         }
         return replace(pods, facts=tuple(each for each in pods.facts if each.uid not in ended)) if ended else pods
@@ -316,11 +309,11 @@ class EvictionPass:
     async def _plan(
         self, evaluation: Evaluation, readings: SignalReadings, pods: PodInventory | None, excluded: dict[str, str]
     ) -> EvictionPlan:
-        layout = await self._monitors.signals.layout()
+        layout = await self.monitors.signals.layout()
         plan = plan_eviction(
-            replace(evaluation, state=self._context.eviction),
+            replace(evaluation, state=self.context.eviction),
             pods.facts if pods is not None else None,
-            self._policy,
+            self.policy,
             layout=layout.layout,
             now=readings.at,
             observations=readings.observations,
@@ -328,7 +321,7 @@ class EvictionPass:
             excluded=excluded,
             without_candidate=self._without_candidate,
             others=layout.others,
-            removes_volumes=self._actions.removes_volumes(),
+            removes_volumes=self.actions.removes_volumes(),
         )
         relieved = None if plan.selected is None else MEANINGS[plan.selected.threshold.signal].resource
         statuses = (each.threshold for each in evaluation.statuses)
@@ -340,9 +333,9 @@ class EvictionPass:
 
     def _sample(self, pods: PodInventory, readings: SignalReadings, *, with_disk: bool) -> None:
         """Record the usage of the pods, with which the next plan measures their growth."""
-        state = self._context.eviction
+        state = self.context.eviction
         sample = UsageSample.of(pods.facts, readings.observations, readings.at, with_disk=with_disk)
-        self._context.eviction = replace(state, samples=add_sample(state.samples, sample))
+        self.context.eviction = replace(state, samples=add_sample(state.samples, sample))
 
     async def _without_pod(self, plan: EvictionPlan, pods: PodInventory) -> PassResult:
         """Log a plan without a victim, record the thresholds without candidate, and return the result of the pass."""
@@ -360,24 +353,24 @@ class EvictionPass:
         if statement is None or selected is None:
             return
         threshold = selected.threshold
-        known = self._context.eviction.unrelieved.get(threshold)
+        known = self.context.eviction.unrelieved.get(threshold)
         outside = known.outside if known is not None else await self._consumers(threshold, pods)
         statement = replace(statement, outside=outside)
-        state = self._context.eviction
-        self._context.eviction = replace(state, unrelieved={**state.unrelieved, threshold: statement})
-        self._monitors.reporter.log_no_evictable_pod(plan, statement)
+        state = self.context.eviction
+        self.context.eviction = replace(state, unrelieved={**state.unrelieved, threshold: statement})
+        self.monitors.reporter.log_no_evictable_pod(plan, statement)
 
     async def _consumers(self, threshold: Threshold, pods: PodInventory) -> tuple[str, ...]:
         """Return the largest consumers outside of pods; empty if a hard memory or PID threshold is met meanwhile."""
-        if self._actions.find_consumers is None:
+        if self.actions.find_consumers is None:
             return ()
-        work = asyncio.ensure_future(self._actions.find_consumers(threshold.signal, pods))
+        work = asyncio.ensure_future(self.actions.find_consumers(threshold.signal, pods))
         try:
-            return () if await self._monitors.signals.shortage_before(work, {threshold}) else await work
+            return () if await self.monitors.signals.shortage_before(work, {threshold}) else await work
         finally:
             work.cancel()
 
     def _hindered(self, plan: EvictionPlan, hindrance: Reason) -> PassResult:
         """Log what prevents an eviction, and return the result of the pass."""
-        self._monitors.reporter.log_hindrance(plan, hindrance)
+        self.monitors.reporter.log_hindrance(plan, hindrance)
         return _RESULTS[hindrance.code]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -245,27 +246,19 @@ MEASUREMENT_SLACK_BYTES: Final = 1 << 20
 _ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
 
 
-class Measurement:
-    """Measurement of all image filesystems of one pass."""
+class Measurement(Record):
+    """Measurement of all image filesystems of one pass.
 
-    def __init__(
-        self,
-        progress: PassProgress,
-        read_filesystem: Callable[[str], FsObservation],
-        stop: asyncio.Event,
-        *,
-        hurried: bool = False,
-    ) -> None:
-        """Prepare a measurement; ``stop`` ends its waits when set.
+    Attributes:
+        stop: ends the waits when set.
+        hurried: whether the wait for freed bytes is at most ``SETTLE_HURRIED_S`` seconds and ends when the available
+            bytes decrease: the caller (the eviction loop) measures the effect itself.
+    """
 
-        With ``hurried``, the wait for freed bytes is at most ``SETTLE_HURRIED_S`` seconds and ends when the available
-        bytes decrease: the caller (the eviction loop) measures the effect itself.
-        """
-        self._progress = progress
-        self._read_filesystem = read_filesystem
-        self._stop = stop
-        self._hurried = hurried
-        self._before = readings_of(progress.preview.snapshot)
+    progress: PassProgress
+    read_filesystem: Callable[[str], FsObservation]
+    stop: asyncio.Event
+    hurried: bool = False
 
     async def read(self) -> tuple[MeasuredFilesystem, ...]:
         """Measure every image filesystem of the pass.
@@ -273,7 +266,8 @@ class Measurement:
         Raises:
             NodeAgentError: a filesystem cannot be read.
         """
-        return tuple([MeasuredFilesystem(each, await self._settled(each)) for each in self._before])
+        before = readings_of(self.progress.preview.snapshot)
+        return tuple([MeasuredFilesystem(each, await self._settled(each)) for each in before])
 
     async def missing_bytes(self, low: int) -> int:
         """Measure the filesystems with a target and return the bytes still to be freed to reach ``low`` percent usage.
@@ -292,7 +286,7 @@ class Measurement:
 
     def _shortfalls(self, measured: Sequence[MeasuredFilesystem], low: int) -> list[tuple[MeasuredFilesystem, int]]:
         """Return each measured filesystem that missed its target, with the missing bytes."""
-        progress, found = self._progress, []
+        progress, found = self.progress, []
         targets = {target.path for plan in progress.plans for target in plan.targets}
         if not any(plan.wanted_bytes for plan in progress.plans if plan.kind == "images"):
             return []
@@ -306,23 +300,23 @@ class Measurement:
 
     @property
     def _several(self) -> bool:
-        return bool(self._progress.preview.snapshot.image_filesystems)
+        return bool(self.progress.preview.snapshot.image_filesystems)
 
     def _undo_bytes(self, path: str) -> int:
         if not self._several:
-            return self._progress.undo_bytes
-        return sum(each.decision.bytes_on(path) for each in self._progress.results if each.undo_until is not None)
+            return self.progress.undo_bytes
+        return sum(each.decision.bytes_on(path) for each in self.progress.results if each.undo_until is not None)
 
     def _predicted_bytes(self, path: str) -> int:
         """Return the predicted bytes of the removals so far on a filesystem."""
         done = [
             result.decision
-            for result in self._progress.results
+            for result in self.progress.results
             if result.outcome is Outcome.DONE and result.decision.kind in _ON_IMAGEFS and result.undo_until is None
         ]
         if self._several:
             return sum(decision.bytes_on(path) for decision in done)
-        return self._progress.collected_bytes + sum(decision.frees_bytes or 0 for decision in done)
+        return self.progress.collected_bytes + sum(decision.frees_bytes or 0 for decision in done)
 
     async def _settled(self, before: FsObservation) -> FsObservation:
         """Measure a filesystem once the freed bytes are available, or after a bounded wait.
@@ -331,16 +325,16 @@ class Measurement:
         frees space with the next commit; after an immediate measurement, a pass would remove more than needed. Without
         exact accounting the freed bytes are unknown, so the filesystem is measured immediately.
         """
-        exact = any(plan.accounting is Accounting.LAYERS for plan in self._progress.plans)
+        exact = any(plan.accounting is Accounting.LAYERS for plan in self.progress.plans)
         certain_bytes = max(0, self._predicted_bytes(before.path) * 98 // 100 - MEASUREMENT_SLACK_BYTES)
         target_bytes = before.available_bytes + certain_bytes
         waited_s, last_bytes = 0.0, 0
-        within_s = min(SETTLE_WITHIN_S, SETTLE_HURRIED_S) if self._hurried else SETTLE_WITHIN_S
+        within_s = min(SETTLE_WITHIN_S, SETTLE_HURRIED_S) if self.hurried else SETTLE_WITHIN_S
         while True:
-            measured = self._read_filesystem(before.path)
+            measured = self.read_filesystem(before.path)
             settled = not exact or not certain_bytes or measured.available_bytes >= target_bytes
-            consumed = self._hurried and measured.available_bytes < last_bytes
-            if settled or consumed or waited_s >= within_s or self._stop.is_set():
+            consumed = self.hurried and measured.available_bytes < last_bytes
+            if settled or consumed or waited_s >= within_s or self.stop.is_set():
                 return measured
             last_bytes = measured.available_bytes
             if not waited_s:
@@ -348,17 +342,14 @@ class Measurement:
             waited_s += SETTLE_STEP_S
             with suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_STEP_S):
-                    await self._stop.wait()
+                    await self.stop.wait()
 
     def _detail(self, measured: MeasuredFilesystem, low: int) -> str:
-        progress, after = self._progress, measured.after
+        progress, after = self.progress, measured.after
         last = progress.last_plan or next((plan for plan in reversed(progress.plans) if plan.kind == "images"), None)
         removed = progress.removed_ids()
-        counts: dict[str, int] = {}
-        for decision in last.decisions if last else ():
-            if decision.id not in removed:
-                counts[decision.reason.code.value] = counts.get(decision.reason.code.value, 0) + 1
-        kept = ", ".join(f"{count} {code}" for code, count in sorted(counts.items(), key=lambda item: -item[1]))
+        codes = (each.reason.code.value for each in (last.decisions if last else ()) if each.id not in removed)
+        kept = ", ".join(f"{count} {code}" for code, count in Counter(codes).most_common())
         name = f"imagefs {measured.before.path}" if self._several else "imagefs"
         missing = format_bytes(missing_bytes(after, low))
         usage = f"{name} is {after.used_percent}% full, {missing} above the low threshold {low}%"
