@@ -14,7 +14,7 @@ from nodeagent.api.common import encode
 from nodeagent.cli.control_client import connect
 from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.reading import load_settings, open_for_command, run_async
+from nodeagent.cli.reading import load_settings, run_async, run_with_agent
 from nodeagent.clock import SystemClock
 from nodeagent.cluster.plan.rules import SETTINGS
 from nodeagent.cluster.plan.workloads import IN_CLUSTER
@@ -211,50 +211,49 @@ def agent_findings(settings: Settings) -> Iterator[node.Finding]:
 def runtime_findings(settings: Settings) -> Iterator[node.Finding]:
     """Yield the findings on the runtime, its images and its filesystems."""
     try:
-        yield from run_async(_query_runtime(settings))
+        yield from run_with_agent(settings, _query_runtime)
     except NodeAgentError as error:
         yield node.Finding.problem("runtime", str(error), "systemctl status containerd; or set runtime.endpoint")
 
 
-async def _query_runtime(settings: Settings) -> list[node.Finding]:
-    async with open_for_command(settings, record=False) as agent:
-        info = await agent.cri.version()
-        status = await agent.cri.status()
-        snapshot = await agent.observer.observe(Scope.ALL)
-        findings = [
-            node.Finding.problem(
-                "runtime",
-                "; ".join([f"{info.name} {info.version}, CRI {info.api_version}", *status.problems]),
-                "" if status.ready else "runtime not ready: see its log, such as journalctl -u containerd",
-            )
-        ]
-        names = {name: image for image in snapshot.images for name in image.references}
-        image = names.get(status.sandbox_image or "")
-        # The snapshot has the containerd label of an image. The kubelet reads the CRI field Image.pinned instead, which
-        # some versions of containerd do not derive from the label.
-        pinned = {each.id for each in await agent.cri.list_images() if each.pinned}
-        findings.append(
-            node.check_sandbox_image(
-                status.sandbox_image,
-                listed=image is not None,
-                pinned=image is not None and image.id in pinned,
-                beside_kubelet=snapshot.role is Role.BESIDE_KUBELET,
-            )
+async def _query_runtime(agent: Agent) -> list[node.Finding]:
+    info = await agent.cri.version()
+    status = await agent.cri.status()
+    snapshot = await agent.observer.observe(Scope.ALL)
+    findings = [
+        node.Finding.problem(
+            "runtime",
+            "; ".join([f"{info.name} {info.version}, CRI {info.api_version}", *status.problems]),
+            "" if status.ready else "runtime not ready: see its log, such as journalctl -u containerd",
         )
-        findings.append(check_pod_list(agent.bound_pods.state, is_watched=settings.kubernetes.watch_pods))
-        findings.append(_accounting_finding(agent, snapshot))
-        reads_records = snapshot.storage is not None and agent.storage.removals is not None
-        transactional = reads_records and agent.settings.bulk_removal
-        findings.append(node.check_image_removal(transactional=transactional, configured=reads_records))
-        findings.append(node.check_snapshotter(status.snapshotter))
-        findings.append(_filesystem_finding(snapshot))
-        findings += [*_unplaced_findings(snapshot), _split_finding(agent, snapshot, await agent.cri.image_fs_info())]
-        maximum_s = agent.settings.policy.images.maximum_unused_age_s
-        gaps = agent.store.gaps(agent.read_clocks())
-        since, now = snapshot.image_use_observed_since, snapshot.observed_at
-        findings.append(node.check_image_use(since, now, maximum_s, gaps))
-        findings.append(node.check_clock(_skew_s(snapshot), host_facts.read_clock_synchronised(), snapshot.clock))
-        return findings
+    ]
+    names = {name: image for image in snapshot.images for name in image.references}
+    image = names.get(status.sandbox_image or "")
+    # The snapshot has the containerd label of an image. The kubelet reads the CRI field Image.pinned instead, which
+    # some versions of containerd do not derive from the label.
+    pinned = {each.id for each in await agent.cri.list_images() if each.pinned}
+    findings.append(
+        node.check_sandbox_image(
+            status.sandbox_image,
+            listed=image is not None,
+            pinned=image is not None and image.id in pinned,
+            beside_kubelet=snapshot.role is Role.BESIDE_KUBELET,
+        )
+    )
+    findings.append(check_pod_list(agent.bound_pods.state, is_watched=agent.settings.kubernetes.watch_pods))
+    findings.append(_accounting_finding(agent, snapshot))
+    reads_records = snapshot.storage is not None and agent.storage.removals is not None
+    transactional = reads_records and agent.settings.bulk_removal
+    findings.append(node.check_image_removal(transactional=transactional, configured=reads_records))
+    findings.append(node.check_snapshotter(status.snapshotter))
+    findings.append(_filesystem_finding(snapshot))
+    findings += [*_unplaced_findings(snapshot), _split_finding(agent, snapshot, await agent.cri.image_fs_info())]
+    maximum_s = agent.settings.policy.images.maximum_unused_age_s
+    gaps = agent.store.gaps(agent.read_clocks())
+    since, now = snapshot.image_use_observed_since, snapshot.observed_at
+    findings.append(node.check_image_use(since, now, maximum_s, gaps))
+    findings.append(node.check_clock(_skew_s(snapshot), host_facts.read_clock_synchronised(), snapshot.clock))
+    return findings
 
 
 def _accounting_finding(agent: Agent, snapshot: NodeSnapshot) -> node.Finding:
@@ -548,21 +547,20 @@ def fix_pin(settings: Settings) -> None:
 
     Source: containerd CRI plugin, ``labels.PinnedImageLabelKey``.
     """
-    run_async(_fix(settings))
+    run_with_agent(settings, _pin_sandbox_image)
 
 
-async def _fix(settings: Settings) -> None:
-    async with open_for_command(settings, record=False) as agent:
-        name = (await agent.cri.status()).sandbox_image
-        image = None if name is None else await _find(agent, name)
-        if name is None:
-            warn(f"{_UNCHANGED}: not reported by the runtime")
-        elif image is None:
-            warn(f"{_UNCHANGED}: {name} not found on the node")
-        elif image.pinned:
-            warn(f"{_UNCHANGED}: {name} is pinned")
-        else:
-            await _pin(agent, name, image)
+async def _pin_sandbox_image(agent: Agent) -> None:
+    name = (await agent.cri.status()).sandbox_image
+    image = None if name is None else await _find(agent, name)
+    if name is None:
+        warn(f"{_UNCHANGED}: not reported by the runtime")
+    elif image is None:
+        warn(f"{_UNCHANGED}: {name} not found on the node")
+    elif image.pinned:
+        warn(f"{_UNCHANGED}: {name} is pinned")
+    else:
+        await _pin(agent, name, image)
 
 
 async def _pin(agent: Agent, name: str, image: Image) -> None:

@@ -32,6 +32,7 @@ from nodeagent.units import format_time
 if TYPE_CHECKING:
     from nodeagent.cli.listing import ListOptions
     from nodeagent.gc.agent import Agent
+    from nodeagent.store.clock_record import ClockReading
 
 
 def add(config: Path | None, *, image: str | None, every: bool, duration: str, why: str, form: str) -> None:
@@ -62,14 +63,10 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
         request = {"image": image or "", "seconds": seconds, "why": why, "by": by}
         _print_placed(agent.call("AddHold", Hold, request), form, config)
         return
-    from nodeagent.loops.clock_reading import read_clocks, stored_trust  # noqa: PLC0415 - not needed if the daemon responds
-
-    directory = load_settings(config, {}).state_directory
-    at = read_clocks(SystemClock())
+    directory, at, clock = _node_clock(config)
     until = at.wall + timedelta(seconds=seconds)
     named = ALL_IMAGES if image is None else image
     hold = model.Hold("", named, why, _user(), at.wall, until, at.boot_id, at.boottime_s)
-    clock = stored_trust(directory, at)
     _print_placed(Hold.of(HoldFile(directory).add(hold, clock), at.wall, clock), form, config)
 
 
@@ -140,8 +137,14 @@ def list_holds(config: Path | None, options: ListOptions, *, direct: bool) -> No
 
 
 def _read_holds(config: Path | None) -> HoldList:
+    directory, at, clock = _node_clock(config)
+    return HoldList.of(HoldFile(directory).read(), at.wall, clock)
+
+
+def _node_clock(config: Path | None) -> tuple[Path, ClockReading, model.ClockTrust]:
+    """Return the state directory, the current readings of the clocks, and the trust in the wall clock."""
     from nodeagent.loops.clock_reading import read_clocks, stored_trust  # noqa: PLC0415 - not needed if the daemon responds
 
     directory = load_settings(config, {}).state_directory
     at = read_clocks(SystemClock())
-    return HoldList.of(HoldFile(directory).read(), at.wall, stored_trust(directory, at))
+    return directory, at, stored_trust(directory, at)

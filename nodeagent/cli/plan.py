@@ -15,7 +15,7 @@ from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirm_removals, exit_code, note_dry_run, predicted_exit_code, run_interruptibly
 from nodeagent.cli.plan_view import decision_lines, item_heading, report_lines
-from nodeagent.cli.reading import load_settings, open_for_command, run_async, show_document
+from nodeagent.cli.reading import load_settings, open_for_command, run_async, run_with_agent, show_document
 from nodeagent.cli.table import Heading, Table, short_reference
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
@@ -65,11 +65,7 @@ def save(
         raise UsageError(f"{out} exists; add --force to replace it")
     settings = load_settings(config, overrides)
 
-    async def observe() -> Preview:
-        async with open_for_command(settings, record=False) as agent:
-            return await agent.collector.preview(Scope(scope))
-
-    preview = run_async(observe())
+    preview = run_with_agent(settings, lambda agent: agent.collector.preview(Scope(scope)))
     configured = load_settings(config, {}).policy
     if configured != settings.policy:
         by_configuration = plans_for(preview.scope, preview.snapshot, configured)

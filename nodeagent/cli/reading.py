@@ -64,6 +64,22 @@ def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) 
     return open_agent(settings, record=record, dry_run=dry_run)
 
 
+def run_with_agent(
+    settings: Settings, work: Callable[[Agent], Coroutine[Any, Any, T]], *, record: bool = False, dry_run: bool = True
+) -> T:
+    """Return the result of ``work`` with an agent that is opened for one command.
+
+    Raises:
+        RuntimeUnavailableError: the runtime does not respond.
+    """
+
+    async def run() -> T:
+        async with open_for_command(settings, record=record, dry_run=dry_run) as agent:
+            return await work(agent)
+
+    return run_async(run())
+
+
 def run_async(work: Coroutine[object, object, T]) -> T:
     """Run a coroutine on a new event loop; return its result."""
     import asyncio  # noqa: PLC0415 - not needed if the daemon responds
@@ -149,13 +165,7 @@ def read_node(source: Source, local: ReadNode[D]) -> D:
         ConfigError: the configuration is invalid.
         NodeAgentError: the node cannot be read.
     """
-    settings = load_settings(source.config, source.overrides)
-
-    async def observe() -> D:
-        async with open_for_command(settings, record=False) as agent:
-            return await local(agent)
-
-    return run_async(observe())
+    return run_with_agent(load_settings(source.config, source.overrides), local)
 
 
 def read_preview(source: Source, local: Callable[[Previews], Coroutine[Any, Any, D]]) -> D:

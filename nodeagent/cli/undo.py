@@ -9,13 +9,13 @@ from nodeagent.api.common import encode
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.reading import load_settings, open_for_command, run_async
+from nodeagent.cli.reading import load_settings, run_with_agent
 from nodeagent.cli.table import Heading, Table, short_id, short_reference, size_cell
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents.readings import list_undoable
-from nodeagent.gc.documents.undo import UndoablePass, UndoList, Undone
-from nodeagent.gc.restore import UndoOutcome
+from nodeagent.gc.documents.undo import RemovedImage, UndoablePass, UndoList, Undone
+from nodeagent.gc.restore import UndoOutcome, UndoResult
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
@@ -48,25 +48,14 @@ def undo(pass_id: str, config: Path | None, form: str, *, only_list: bool, direc
 def _listed(config: Path | None, *, direct: bool) -> UndoList:
     if (agent := daemon_for_user(config, {}, root_too=True, direct=direct)) is not None:
         return agent.call("UndoList", UndoList, within_s=_WITHIN_S)
-    settings = load_settings(config, {})
-
-    async def read() -> UndoList:
-        async with open_for_command(settings, record=False) as node:
-            return await list_undoable(node)
-
-    return run_async(read())
+    return run_with_agent(load_settings(config, {}), list_undoable)
 
 
 def _undone(pass_id: str, config: Path | None, *, direct: bool) -> Undone:
     if (agent := daemon_for_user(config, {}, root_too=True, direct=direct)) is not None:
         return agent.call("Undo", Undone, {"pass_id": pass_id}, within_s=_WITHIN_S)
     settings = load_settings(config, {})
-
-    async def restore() -> Undone:
-        async with open_for_command(settings, record=True, dry_run=False) as node:
-            return Undone.of(await node.undo_removals(pass_id))
-
-    return run_async(restore())
+    return Undone.of(run_with_agent(settings, lambda node: node.undo_removals(pass_id), record=True, dry_run=False))
 
 
 def _print_list(document: UndoList, form: str) -> None:
@@ -92,8 +81,12 @@ def _print_list(document: UndoList, form: str) -> None:
     display.write(table.lines(display.columns))
 
 
+def _name(image: RemovedImage | UndoResult) -> str:
+    return short_reference(image.names[0]) if image.names else short_id(image.id)
+
+
 def _names(undoable: UndoablePass, *, wide: bool) -> str:
-    names = [short_reference(each.names[0]) if each.names else short_id(each.id) for each in undoable.images]
+    names = [_name(each) for each in undoable.images]
     shown = names if wide else names[:_MOST_NAMES]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return f"{', '.join(shown)}{more}"
@@ -105,8 +98,7 @@ def _print_undone(document: Undone, form: str) -> ExitCode:
         sys.stdout.write(encode(document, form))
     else:
         for each in document.results:
-            name = short_reference(each.names[0]) if each.names else short_id(each.id)
-            say(f"{each.outcome.value}: {name}" + (f": {each.detail}" if each.detail else ""))
+            say(f"{each.outcome.value}: {_name(each)}" + (f": {each.detail}" if each.detail else ""))
         restored = sum(each.outcome is UndoOutcome.RESTORED for each in document.results)
         say(
             f"Restored {restored} of {len(document.results)} images of pass {document.pass_id} in "
