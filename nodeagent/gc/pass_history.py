@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.executor import PassEnd, PassReport, Result
@@ -111,28 +112,26 @@ class PassStart(Record):
     pending_bytes: int
 
 
+@dataclass(eq=False)
 class HistoryRecorder:
-    """Recorder of one pass in the history, which also reports the start of the pass."""
+    """Recorder of one pass in the history, which also reports the start of the pass.
 
-    def __init__(
-        self, writer: HistoryWriter | None, clock: Clock, *, plan_id: str, on_start: Callable[[PassStart], None]
-    ) -> None:
-        """Prepare the record of a pass.
+    Attributes:
+        writer: writes to the history; ``None`` to only report the start.
+        clock: measures the duration of the pass.
+        plan_id: id of the first plan.
+        on_start: called once the first round is recorded, before its first removal.
+    """
 
-        Args:
-            writer: writes to the history; ``None`` to only report the start.
-            clock: measures the duration of the pass.
-            plan_id: id of the first plan.
-            on_start: called once the first round is recorded, before its first removal.
-        """
-        self._writer = writer
-        self._clock = clock
-        self._plan_id = plan_id
-        self._on_start = on_start
-        self._pass_id = ""
-        self._names: Mapping[str, tuple[str, ...]] = {}
-        self._position = 0
-        self._began_s = 0.0
+    writer: HistoryWriter | None
+    clock: Clock
+    _: KW_ONLY
+    plan_id: str
+    on_start: Callable[[PassStart], None]
+    _pass_id: str = field(default="", init=False)
+    _names: Mapping[str, tuple[str, ...]] = field(default_factory=dict, init=False)
+    _position: int = field(default=0, init=False)
+    _began_s: float = field(default=0.0, init=False)
 
     async def begin_round(self, progress: PassProgress, current: Preview) -> None:
         """Record the planned removals of a round; report the start of the pass in the first round."""
@@ -140,10 +139,10 @@ class HistoryRecorder:
         self._position = len(progress.results)
         planned = tuple(planned_action(each, self._names) for each in current.removals)
         if self._pass_id:
-            if self._writer is not None:
-                await self._writer.extend(self._pass_id, planned)
+            if self.writer is not None:
+                await self.writer.extend(self._pass_id, planned)
             return
-        self._pass_id, self._began_s = progress.id, self._clock.monotonic_s() - current.snapshot.reading_s
+        self._pass_id, self._began_s = progress.id, self.clock.monotonic_s() - current.snapshot.reading_s
         before = current.snapshot.image_filesystem
         past = PastPass(
             id=progress.id,
@@ -151,15 +150,15 @@ class HistoryRecorder:
             duration_s=0.0,
             trigger=progress.trigger,
             scope=current.scope.value,
-            plan_id=self._plan_id,
+            plan_id=self.plan_id,
             dry_run=False,
             result=RUNNING,
             percent_before=before.used_percent if before else None,
             actions=planned,
         )
-        if self._writer is not None:
-            await self._writer.begin(past)
-        self._on_start(
+        if self.writer is not None:
+            await self.writer.begin(past)
+        self.on_start(
             PassStart(
                 progress.id,
                 past.scope,
@@ -172,16 +171,16 @@ class HistoryRecorder:
 
     def record(self, result: Result) -> None:
         """Record the outcome of the next planned removal."""
-        if self._writer is None or not self._pass_id:
+        if self.writer is None or not self._pass_id:
             return
-        duration_s = self._clock.monotonic_s() - self._began_s
-        self._writer.update(self._pass_id, self._position, past_action(result, self._names), duration_s)
+        duration_s = self.clock.monotonic_s() - self._began_s
+        self.writer.update(self._pass_id, self._position, past_action(result, self._names), duration_s)
         self._position += 1
 
     def abandon(self, cause: str) -> None:
         """Record a started pass as interrupted, with a cause such as ``cancelled``."""
-        if self._writer is not None and self._pass_id:
-            self._writer.interrupt(self._pass_id, cause)
+        if self.writer is not None and self._pass_id:
+            self.writer.interrupt(self._pass_id, cause)
 
 
 WRITTEN_WITHIN_S: Final = 5.0
@@ -189,47 +188,46 @@ WRITTEN_WITHIN_S: Final = 5.0
 _MAX_QUEUED: Final = 500
 
 
+@dataclass(eq=False)
 class HistoryWriter:
-    """Writer of the passes of one agent to the history. The methods never raise an error of the history."""
+    """Writer of the passes of one agent to the history. The methods never raise an error of the history.
 
-    def __init__(
-        self, history: History, retention: Retention, clock: Clock, clock_trusted: Callable[[], bool] = lambda: True
-    ) -> None:
-        """Prepare the writer.
+    Attributes:
+        history: the history of the node.
+        retention: limits on the age and number of passes.
+        clock: measures the duration of a write.
+        clock_trusted: whether ages by the wall clock are valid; otherwise no pass is deleted by age.
+    """
 
-        Args:
-            history: the history of the node.
-            retention: limits on the age and number of passes.
-            clock: measures the duration of a write.
-            clock_trusted: whether ages by the wall clock are valid; otherwise no pass is deleted by age.
-        """
-        self._history = history
-        self._retention = retention
-        self._clock = clock
-        self._clock_trusted = clock_trusted
-        self._queue: deque[tuple[Callable[[], Callable[[], None]], asyncio.Future[None]]] = deque()
-        self._outcomes: dict[str, tuple[dict[int, PastAction], float]] = {}
-        self._worker: asyncio.Future[None] | None = None
-        self._writing_since_s: float | None = None
-        self._bug = ""
+    history: History
+    retention: Retention
+    clock: Clock
+    clock_trusted: Callable[[], bool] = lambda: True
+    _queue: deque[tuple[Callable[[], Callable[[], None]], asyncio.Future[None]]] = field(
+        default_factory=deque, init=False
+    )
+    _outcomes: dict[str, tuple[dict[int, PastAction], float]] = field(default_factory=dict, init=False)
+    _worker: asyncio.Future[None] | None = field(default=None, init=False)
+    _writing_since_s: float | None = field(default=None, init=False)
+    _bug: str = field(default="", init=False)
 
     @property
     def problem(self) -> str:
         """Reason that passes cannot be written to the history; empty if they can."""
         if self._is_stuck():
             return f"cannot write history: a write has not ended after {WRITTEN_WITHIN_S:g} s; passes continue"
-        return self._bug or self._history.problem
+        return self._bug or self.history.problem
 
     async def begin(self, past: PastPass, within_s: float = WRITTEN_WITHIN_S) -> None:
         """Write and sync a pass with its planned removals; wait for the write, at most ``within_s`` seconds.
 
         A write that takes longer is completed in the background.
         """
-        await self._wait(self._submit(past.id, lambda: lambda: self._history.begin(past)), within_s)
+        await self._wait(self._submit(past.id, lambda: lambda: self.history.begin(past)), within_s)
 
     async def extend(self, pass_id: str, actions: Sequence[PastAction]) -> None:
         """Write the planned removals of a further round as :meth:`begin` does."""
-        await self._wait(self._submit(pass_id, lambda: lambda: self._history.extend(pass_id, actions)))
+        await self._wait(self._submit(pass_id, lambda: lambda: self.history.extend(pass_id, actions)))
 
     def update(self, pass_id: str, position: int, action: PastAction, duration_s: float) -> None:
         """Queue the outcome of a removal without a wait; outcomes queued during a write share the next write."""
@@ -242,27 +240,27 @@ class HistoryWriter:
 
         def prepare() -> Callable[[], None]:
             outcomes, duration_s = self._outcomes.pop(pass_id)
-            return lambda: self._history.update(pass_id, outcomes, duration_s)
+            return lambda: self.history.update(pass_id, outcomes, duration_s)
 
         self._submit(pass_id, prepare)
 
     async def finish(self, past: PastPass, within_s: float = WRITTEN_WITHIN_S) -> None:
         """Write a finished pass and prune the history; wait as in :meth:`begin`."""
-        trusted = self._clock_trusted()
-        work = self._submit(past.id, lambda: lambda: self._history.add(past, self._retention, clock_trusted=trusted))
+        trusted = self.clock_trusted()
+        work = self._submit(past.id, lambda: lambda: self.history.add(past, self.retention, clock_trusted=trusted))
         await self._wait(work, within_s)
 
     def interrupt(self, pass_id: str, cause: str) -> None:
         """Record an unfinished pass as interrupted, without a wait; see :meth:`History.interrupt`."""
-        trusted = self._clock_trusted()
+        trusted = self.clock_trusted()
         self._submit(
             pass_id,
-            lambda: lambda: self._history.interrupt(pass_id, cause, self._retention, clock_trusted=trusted),
+            lambda: lambda: self.history.interrupt(pass_id, cause, self.retention, clock_trusted=trusted),
         )
 
     def _is_stuck(self) -> bool:
         since_s = self._writing_since_s
-        return since_s is not None and self._clock.monotonic_s() - since_s > WRITTEN_WITHIN_S
+        return since_s is not None and self.clock.monotonic_s() - since_s > WRITTEN_WITHIN_S
 
     async def _wait(self, work: asyncio.Future[None], within_s: float = WRITTEN_WITHIN_S) -> None:
         if not self._is_stuck():
@@ -272,7 +270,7 @@ class HistoryWriter:
         """Queue a write; ``prepare`` is called at the start of the write and returns the function that writes."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if len(self._queue) >= _MAX_QUEUED:
-            self._history.drop(f"pass {pass_id}", "too many writes wait for the disk")
+            self.history.drop(f"pass {pass_id}", "too many writes wait for the disk")
             self._outcomes.pop(pass_id, None)
             done.set_result(None)
             return done
@@ -284,7 +282,7 @@ class HistoryWriter:
     async def _work(self) -> None:
         while self._queue:
             prepare, done = self._queue.popleft()
-            self._writing_since_s = self._clock.monotonic_s()
+            self._writing_since_s = self.clock.monotonic_s()
             try:
                 await asyncio.to_thread(prepare())
                 self._bug = ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import NO_POD_IMAGES, PodImages
@@ -29,34 +30,27 @@ async def no_pod_images() -> PodImages:
     return NO_POD_IMAGES
 
 
+@dataclass(eq=False)
 class PodImageReader:
-    """Reader of the images named by pods; concurrent callers share one reading."""
+    """Reader of the images named by pods; concurrent callers share one reading.
 
-    def __init__(
-        self,
-        clock: Clock,
-        *,
-        bound: BoundPods,
-        manifests: ManifestLister | None = None,
-        watched: WatchedPods | None = None,
-    ) -> None:
-        """Create a reader.
+    Attributes:
+        clock: dates the readings.
+        bound: the pods bound to this node.
+        manifests: source of the static pods; ``None`` without static pods.
+        watched: the watched pods of the API server; ``None`` without a watch.
+    """
 
-        Args:
-            clock: dates the readings.
-            bound: the pods bound to this node.
-            manifests: source of the static pods; ``None`` without static pods.
-            watched: the watched pods of the API server; ``None`` without a watch.
-        """
-        self._clock = clock
-        self._watched = watched
-        self._bound = bound
-        self._manifests = manifests
-        self._lock = asyncio.Lock()
-        self._static: tuple[PodSpec, ...] = ()
-        self._static_read = False
-        self._read_s: float | None = None
-        self._latest = NO_POD_IMAGES
+    clock: Clock
+    _: KW_ONLY
+    bound: BoundPods
+    manifests: ManifestLister | None = None
+    watched: WatchedPods | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _static: tuple[PodSpec, ...] = field(default=(), init=False)
+    _static_read: bool = field(default=False, init=False)
+    _read_s: float | None = field(default=None, init=False)
+    _latest: PodImages = field(default=NO_POD_IMAGES, init=False)
 
     async def read(self) -> PodImages:
         """Return the images named by pods, from a reading within the last second.
@@ -65,10 +59,10 @@ class PodImageReader:
         list, and while the list lacks pods that have a sandbox and were never listed.
         """
         async with self._lock:
-            now_s = self._clock.monotonic_s()
+            now_s = self.clock.monotonic_s()
             if self._read_s is None or not 0 <= now_s - self._read_s < MAX_AGE_S:
                 self._latest = await self._read()
-                self._read_s = self._clock.monotonic_s()
+                self._read_s = self.clock.monotonic_s()
             return self._latest
 
     async def _read(self) -> PodImages:
@@ -76,25 +70,25 @@ class PodImageReader:
         errors = [each for each in await asyncio.gather(self._list(warnings), self._list_static(warnings)) if each]
         named: defaultdict[str, set[str]] = defaultdict(set)
         _add(named, self._static, "static manifest")
-        for spec, is_listed in self._bound.pods():
+        for spec, is_listed in self.bound.pods():
             _add(named, (spec,), "kubelet" if is_listed else "earlier list of the kubelet")
-        if self._watched is not None:
+        if self.watched is not None:
             source = "API server"
-            if outdated := self._watched.outdated:
+            if outdated := self.watched.outdated:
                 source = "earlier list of the API server"
                 warnings.append(outdated)
-            _add(named, (each for each in self._watched.pods if each.phase not in ENDED), source)
+            _add(named, (each for each in self.watched.pods if each.phase not in ENDED), source)
         sorted_names = {reference: tuple(sorted(pods)) for reference, pods in named.items()}
         return PodImages(sorted_names, "; ".join(errors), tuple(warnings))
 
     async def _list(self, warnings: list[str]) -> str:
         """Read the kubelet's list; return the error without any list, or the evidence that the list lacks pods."""
-        state = await self._bound.read()
+        state = await self.bound.read()
         if state is None:
             return ""
         if state.error:
             problem = f"cannot list the pods of this node: {state.error}"
-            if not self._bound.has_list:
+            if not self.bound.has_list:
                 return problem
             warnings.append(f"{problem}; images of pods bound since the previous list are not kept")
         if state.completeness is Completeness.PARTIAL:
@@ -103,11 +97,11 @@ class PodImageReader:
 
     async def _list_static(self, warnings: list[str]) -> str:
         """Read the manifests; return the error of a failure without a previous reading, otherwise an empty string."""
-        if self._manifests is None:
+        if self.manifests is None:
             return ""
         try:
             async with asyncio.timeout(_MANIFESTS_S):
-                found = await asyncio.to_thread(self._manifests.read)
+                found = await asyncio.to_thread(self.manifests.read)
         except TimeoutError:
             problem = f"cannot read static manifests: timeout after {_MANIFESTS_S:g} s"
             if not self._static_read:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError
@@ -103,42 +104,33 @@ def _union(first: ListedIds | None, second: ListedIds) -> ListedIds:
     return ListedIds(*(one | other for one, other in zip(first, second, strict=True)))
 
 
+@dataclass(eq=False)
 class ListCheck:
     """Reader of the runtime's lists, which checks the lists against each other and against the previous reading.
 
     The state consists of the ids of the previous reading, and of objects that its lists lack although the runtime
     reports their status; a one-shot command has no state.
+
+    Attributes:
+        runtime: the runtime.
+        find_running: returns the ids of running containers by the kernel's cgroups, and whether the cgroups include
+            containers of its argument; blocking.
+        list_stored: returns containerd's container records; ``None`` without containerd's own services.
+        list_records: returns containerd's other records, or the error of a failed list; ``None`` without
+            containerd's own services.
+        confirm_s: time in seconds before a second listing.
     """
 
-    def __init__(
-        self,
-        runtime: RuntimeReader,
-        find_running: FindRunning,
-        list_stored: Callable[[], Awaitable[tuple[StoredContainer, ...] | None]],
-        list_records: Callable[[], Awaitable[StorageLists | NodeAgentError | None]],
-        *,
-        confirm_s: float = CONFIRM_S,
-    ) -> None:
-        """Create a check.
-
-        Args:
-            runtime: the runtime.
-            find_running: returns the ids of running containers by the kernel's cgroups, and whether the cgroups include
-                containers of its argument; blocking.
-            list_stored: returns containerd's container records; ``None`` without containerd's own services.
-            list_records: returns containerd's other records, or the error of a failed list; ``None`` without
-                containerd's own services.
-            confirm_s: time in seconds before a second listing.
-        """
-        self._runtime = runtime
-        self._find_running = find_running
-        self._list_stored = list_stored
-        self._list_records = list_records
-        self._confirm_s = confirm_s
-        self._known: ListedIds | None = None
-        self._present: frozenset[str] = frozenset()
-        self._explained: frozenset[tuple[SuspicionKind, str]] = frozenset()
-        self._slots = asyncio.Semaphore(_CONCURRENCY)
+    runtime: RuntimeReader
+    find_running: FindRunning
+    list_stored: Callable[[], Awaitable[tuple[StoredContainer, ...] | None]]
+    list_records: Callable[[], Awaitable[StorageLists | NodeAgentError | None]]
+    _: KW_ONLY
+    confirm_s: float = CONFIRM_S
+    _known: ListedIds | None = field(default=None, init=False)
+    _present: frozenset[str] = field(default_factory=frozenset, init=False)
+    _explained: frozenset[tuple[SuspicionKind, str]] = field(default_factory=frozenset, init=False)
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY), init=False)
 
     async def read(self, *, with_images: bool) -> CheckedLists:
         """Return the lists and their contradictions.
@@ -155,7 +147,7 @@ class ListCheck:
         suspicions = self._unexplained(reading)
         if suspicions:
             known = _union(known, reading.ids)
-            await asyncio.sleep(self._confirm_s)
+            await asyncio.sleep(self.confirm_s)
             reading = await self._list(with_images=with_images)
             suspicions = persistent(suspicions, self._unexplained(reading))
         contradictions = await self._confirm(reading, suspicions)
@@ -169,16 +161,16 @@ class ListCheck:
     async def _list(self, *, with_images: bool) -> _Reading:
         if not with_images:
             return await self._list_objects(with_images=False)
-        reading, records = await gather_all(self._list_objects(with_images=True), self._list_records())
+        reading, records = await gather_all(self._list_objects(with_images=True), self.list_records())
         return reading._replace(records=records)
 
     async def _list_objects(self, *, with_images: bool) -> _Reading:
-        images = await self._runtime.list_images() if with_images else None
-        containers, sandboxes = await gather_all(self._runtime.list_containers(), self._runtime.list_sandboxes())
-        stored = await self._list_stored()
+        images = await self.runtime.list_images() if with_images else None
+        containers, sandboxes = await gather_all(self.runtime.list_containers(), self.runtime.list_sandboxes())
+        stored = await self.list_stored()
         lists = RuntimeLists(images, containers, sandboxes)
         ids = ListedIds.of(lists)
-        existing, running_known = await asyncio.to_thread(self._find_running, ids.containers | ids.sandboxes)
+        existing, running_known = await asyncio.to_thread(self.find_running, ids.containers | ids.sandboxes)
         if stored is not None:  # records of other clients are users of images, but not objects of CRI
             existing -= {each.id for each in stored if KIND_LABEL not in each.labels}
             existing |= {each.id for each in stored if KIND_LABEL in each.labels}
@@ -190,7 +182,7 @@ class ListCheck:
     async def _with_stats(self) -> frozenset[str]:
         """Return the container ids in ListContainerStats; empty if the call fails."""
         try:
-            return frozenset(each.container_id for each in await self._runtime.list_container_stats())
+            return frozenset(each.container_id for each in await self.runtime.list_container_stats())
         except RuntimeRequestError:
             return frozenset()
 
@@ -224,14 +216,14 @@ class ListCheck:
         with CRI alone, the container may be of another client, and use an image.
         """
         if suspicion.kind is SuspicionKind.SANDBOX_UNLISTED:
-            return await self._evidence(self._runtime.sandbox_status(suspicion.id))
+            return await self._evidence(self.runtime.sandbox_status(suspicion.id))
         if suspicion.kind is SuspicionKind.OBJECT_UNLISTED:
-            status = await self._evidence(self._runtime.container_status(suspicion.id))
-            status = status or await self._evidence(self._runtime.sandbox_status(suspicion.id))
+            status = await self._evidence(self.runtime.container_status(suspicion.id))
+            status = status or await self._evidence(self.runtime.sandbox_status(suspicion.id))
             return status if status or reading.stored is not None else ""
         if suspicion.kind is SuspicionKind.IMAGE_UNLISTED:
             try:
-                image = await self._runtime.image_status(suspicion.id)
+                image = await self.runtime.image_status(suspicion.id)
             except RuntimeRequestError as error:
                 return f", and its status cannot be read: {error}"
             if image is None or bare_id(image.id) in set(map(bare_id, reading.ids.images)):
@@ -265,8 +257,8 @@ class ListCheck:
         gone_containers, gone_sandboxes = known.containers - current.containers, known.sandboxes - current.sandboxes
         containers, sandboxes = _sample(gone_containers, self._present), _sample(gone_sandboxes, self._present)
         evidence = await asyncio.gather(
-            *(self._evidence(self._runtime.container_status(each)) for each in containers),
-            *(self._evidence(self._runtime.sandbox_status(each)) for each in sandboxes),
+            *(self._evidence(self.runtime.container_status(each)) for each in containers),
+            *(self._evidence(self.runtime.sandbox_status(each)) for each in sandboxes),
         )
         removed = {each for each, text in zip((*containers, *sandboxes), evidence, strict=True) if not text}
         self._present = frozenset({*containers, *sandboxes} - removed)
@@ -307,7 +299,7 @@ class ListCheck:
         """Return the evidence from the status of an image; ``None`` if the image does not exist."""
         async with self._slots:
             try:
-                image = await self._runtime.image_status(image_id)
+                image = await self.runtime.image_status(image_id)
             except RuntimeRequestError as error:
                 return f", and its status cannot be read: {error}"
         is_reported = image is not None and bare_id(image.id) == bare_id(image_id)
