@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext, DaemonTask
     from nodeagent.eviction.api_evictor import RoleEvictor
     from nodeagent.gc.agent import Agent
+    from nodeagent.gc.pass_history import HistoryWriter
     from nodeagent.model.pods import PodInventory
     from nodeagent.pods.reader import PodReader
     from nodeagent.runtime.storage_backend import StorageBackend
@@ -177,7 +178,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
                 file=EvictionFile(agent.settings.state_directory) if agent.record else None,
                 logger=logger,
             ),
-            history=AgentEvictionHistory(agent),
+            history=AgentEvictionHistory(agent.history_writer if agent.record else None),
             dry_run=agent.dry_run,
             relieve_with_cache=PageCache(CgroupCacheReclaimer(), monitors, context.clock).relieve
             if reclaims_cache
@@ -240,28 +241,27 @@ def _make_reclaimer(context: DaemonContext, agent: Agent, images: ImageObservati
     )
 
 
-class AgentEvictionHistory:
-    """Records evictions in the history of an agent, unless recording is disabled."""
+class AgentEvictionHistory(Record):
+    """Records evictions in the history of an agent, unless recording is disabled (no ``writer``)."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._writer = agent.history_writer if agent.record else None
+    writer: HistoryWriter | None
 
     async def begin(self, record: EvictionRecord) -> None:
         """Record a chosen eviction; wait for the disk for at most half a second, for memory or PIDs at most 0.1 s."""
-        if self._writer is not None:
+        if self.writer is not None:
             within_s = _URGENTLY_BEGUN_WITHIN_S if record.eviction.is_urgent else _BEGUN_WITHIN_S
-            await self._writer.begin(past_eviction(record), within_s)
+            await self.writer.begin(past_eviction(record), within_s)
 
     async def finish(self, record: EvictionRecord) -> None:
         """Record a finished eviction; wait for the disk for a bounded time, for memory or PIDs not at all."""
-        if self._writer is not None:
+        if self.writer is not None:
             within_s = 0.0 if record.eviction.is_urgent else _FINISHED_WITHIN_S
-            await self._writer.finish(past_eviction(record), within_s)
+            await self.writer.finish(past_eviction(record), within_s)
 
     def abandon(self, record: EvictionRecord, cause: str) -> None:
         """Record an unfinished eviction as interrupted."""
-        if self._writer is not None:
-            self._writer.interrupt(record.id, cause)
+        if self.writer is not None:
+            self.writer.interrupt(record.id, cause)
 
 
 def _make_cleaner(agent: Agent) -> CriContainerCleaner:

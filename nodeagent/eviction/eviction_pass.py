@@ -78,6 +78,8 @@ class EvictionPass:
     """One eviction pass: acts on one evaluation of the thresholds and evicts at most one pod.
 
     Attributes:
+        attempts: updated in place.
+        stop: ends the pass early.
         covered: thresholds that need no second pass: this pass acts on their resource, or they have no victim.
     """
 

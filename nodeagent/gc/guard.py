@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -40,43 +41,37 @@ if TYPE_CHECKING:
 _CONCURRENCY = 8
 
 
+@dataclass(eq=False)
 class RuntimeReader:
     """Reader of the current images, containers and sandboxes.
 
     Facts that never change for an id (the image of a sandbox, the images mounted by a container) are copied from the
     plan's snapshot, and read from the runtime only for ids that are missing in the snapshot.
+
+    Attributes:
+        layers: source of writable layers, also for a snapshot without storage records.
     """
 
-    def __init__(  # noqa: PLR0913 - one argument per source
-        self,
-        cri: CriClient,
-        storage: StorageBackend,
-        snapshot: NodeSnapshot,
-        *,
-        mounts_images: bool,
-        layers: StorageBackend,
-        read_pod_images: Callable[[], Awaitable[PodImages]] = no_pod_images,
-    ) -> None:
-        """Compose the reader; ``layers`` reads writable layers, also for a snapshot without storage records."""
-        self._read_pod_images = read_pod_images
-        self._cri = cri
-        self._layers = layers
-        self._storage = storage
-        self._mounts_images = mounts_images
-        self._snapshot = snapshot
-        self._slots = asyncio.Semaphore(_CONCURRENCY)
+    cri: CriClient
+    storage: StorageBackend
+    snapshot: NodeSnapshot
+    _: KW_ONLY
+    mounts_images: bool
+    layers: StorageBackend
+    read_pod_images: Callable[[], Awaitable[PodImages]] = no_pod_images
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENCY), init=False)
 
     @cached_property
     def _sandbox_images(self) -> dict[str, str]:
-        return {each.id: each.image for each in self._snapshot.sandboxes if each.image}
+        return {each.id: each.image for each in self.snapshot.sandboxes if each.image}
 
     @cached_property
     def _volume_images(self) -> dict[str, tuple[str, ...]]:
-        return {each.id: each.volume_images for each in self._snapshot.containers}
+        return {each.id: each.volume_images for each in self.snapshot.containers}
 
     @cached_property
     def _names(self) -> dict[str, tuple[str, ...]]:
-        records = self._snapshot.storage.records if self._snapshot.storage is not None else {}
+        records = self.snapshot.storage.records if self.snapshot.storage is not None else {}
         return {image_id: record.names for image_id, record in records.items()}
 
     async def image(self, image_id: str) -> Image | None:
@@ -90,19 +85,19 @@ class RuntimeReader:
         no names.
         """
         known = dict.fromkeys((*self._names.get(image_id, ()), image_id))
-        image, names = await asyncio.gather(self._cri.image_status(image_id), self._storage.get_image_names(known))
+        image, names = await asyncio.gather(self.cri.image_status(image_id), self.storage.get_image_names(known))
         if image is None:
             return None, ()
-        names += await self._storage.get_image_names(name for name in image.references if name not in known)
+        names += await self.storage.get_image_names(name for name in image.references if name not in known)
         return (image if image.pinned else replace(image, pinned=any(map(is_pinned, names)))), names
 
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
         """Return all containers and sandboxes, including containers not listed by CRI."""
         containers, sandboxes, stored = await asyncio.gather(
-            self._cri.list_containers(), self._cri.list_sandboxes(), self._storage.list_containers()
+            self.cri.list_containers(), self.cri.list_sandboxes(), self.storage.list_containers()
         )
         containers += unlisted_containers(stored, containers, sandboxes)
-        if self._mounts_images:
+        if self.mounts_images:
             await self._read_volume_images(
                 each.id for each in containers if each.sandbox_id and each.id not in self._volume_images
             )
@@ -111,13 +106,13 @@ class RuntimeReader:
 
     async def pod_images(self) -> PodImages:
         """Return the images referenced by the pods of this node."""
-        return await self._read_pod_images()
+        return await self.read_pod_images()
 
     async def _read_volume_images(self, container_ids: Iterable[str]) -> None:
         async def read(container_id: str) -> None:
             async with self._slots:
                 try:
-                    status = await self._cri.container_status(container_id)
+                    status = await self.cri.container_status(container_id)
                 except RuntimeNotFoundError:
                     return
                 self._volume_images[container_id] = status.volume_images
@@ -128,7 +123,7 @@ class RuntimeReader:
         for sandbox in listed:
             if sandbox.id not in self._sandbox_images:
                 try:
-                    status = await self._cri.sandbox_status(sandbox.id)
+                    status = await self.cri.sandbox_status(sandbox.id)
                 except RuntimeNotFoundError:
                     continue
                 self._sandbox_images[sandbox.id] = status.image
@@ -137,7 +132,7 @@ class RuntimeReader:
     async def sandbox_listed(self, sandbox_id: str) -> bool:
         """Return whether a sandbox exists in the runtime."""
         try:
-            await self._cri.sandbox_status(sandbox_id)
+            await self.cri.sandbox_status(sandbox_id)
         except RuntimeNotFoundError:
             return False
         return True
@@ -145,7 +140,7 @@ class RuntimeReader:
     async def has_writable_layer(self, container_id: str) -> bool | None:
         """Return whether the writable layer of a container or sandbox exists; ``None`` if unreadable."""
         try:
-            return await self._layers.has_writable_layer(container_id)
+            return await self.layers.has_writable_layer(container_id)
         except RuntimeUnsupportedError:  # not containerd: no snapshots
             return False
         except RuntimeRequestError:

@@ -17,7 +17,14 @@ from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.gc.executor import Outcome, Result, caught
 from nodeagent.gc.guard import DEFAULT_SETTLE_S, RuntimeReader, Waits
 from nodeagent.gc.removers import ImageRemover, changed_since
-from nodeagent.gc.transaction import Candidate, ImageTransaction, LeaseRefusedError, TransactionServices, begin
+from nodeagent.gc.transaction import (
+    Candidate,
+    ImageTransaction,
+    LeaseRefusedError,
+    TransactionServices,
+    begin,
+    poll_images,
+)
 from nodeagent.record import replace
 from nodeagent.runtime.leases import MAX_LABELS_BYTES, ImageName
 from nodeagent.runtime.storage_graph import is_pinned
@@ -89,10 +96,6 @@ PARTS: Final = (15, 35, 75)
 
 A small first transaction starts the first collection sooner, and larger ones cause fewer collections.
 """
-
-_LISTED_WITHIN_S: Final = 20.0  # containerd 2's CRI service processes hundreds of deletions with seconds of delay
-_FIRST_WAIT_S: Final = 0.02
-_LAST_WAIT_S: Final = 1.0
 
 
 class _Queue(NamedTuple):
@@ -299,12 +302,7 @@ class TransactionalImageRemover(ImageRemover):
         """
         listed = deleted & await self._actions.image_ids()
         named = {each.name for each in await self._services.names.get_image_names(sorted(listed))}
-        stale, waited_s, wait_s = listed - named, 0.0, _FIRST_WAIT_S
-        while stale and waited_s < _LISTED_WITHIN_S:
-            await asyncio.sleep(wait_s)
-            waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
-            stale &= await self._actions.image_ids()
-        return frozenset(stale | named)
+        return frozenset(named | await poll_images(self._actions, listed - named, set.intersection))
 
     async def _remove_listed(self, result: Result) -> Result:
         """Return the result of an image that CRI still lists: kept if pulled again, else removed through CRI."""

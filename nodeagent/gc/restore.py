@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, RuntimeUnsupportedError, UsageError
 from nodeagent.gc.pass_state import new_pass_id
-from nodeagent.gc.transaction import LONGEST_REMOVAL, WINDOW
+from nodeagent.gc.transaction import LONGEST_REMOVAL, WINDOW, poll_images
 from nodeagent.host.lock import lock_identity, process_lock
 from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_time
@@ -173,9 +173,6 @@ def _undo_sentence(removal: UndoableRemoval) -> str:
 
 
 _IMPOSSIBLE: Final = "image removals cannot be undone: CRI's RemoveImage deletes immediately"
-_LISTED_WITHIN_S: Final = 20.0
-_FIRST_WAIT_S: Final = 0.02
-_LAST_WAIT_S: Final = 1.0
 
 
 class UndoOutcome(StrEnum):
@@ -317,12 +314,7 @@ class ImageUndo(Record):
         CRI adds restored images to its list with a delay, from containerd's events.
         """
         missing = {each.id for each in results if each.outcome is UndoOutcome.RESTORED}
-        waited_s, wait_s = 0.0, _FIRST_WAIT_S
-        missing -= await self.images.image_ids()
-        while missing and waited_s < _LISTED_WITHIN_S:
-            await asyncio.sleep(wait_s)
-            waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
-            missing -= await self.images.image_ids()
+        missing = await poll_images(self.images, missing - await self.images.image_ids(), set.difference)
         return [
             UndoResult(each.id, each.names, UndoOutcome.FAILED, "names restored, but CRI does not list the image")
             if each.id in missing

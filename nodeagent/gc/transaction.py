@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nodeagent.model import ClockTrust, Image
     from nodeagent.model.decision import Decision
     from nodeagent.runtime.containerd_records import StoredImage
+    from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
     from nodeagent.runtime.storage_graph import ImageExtent
 
@@ -52,6 +53,25 @@ lease.
 
 LONGEST_REMOVAL: Final = timedelta(minutes=15)
 """Age from which a removal by an unknown process counts as interrupted."""
+
+_LISTED_WITHIN_S: Final = 20.0  # containerd 2's CRI service processes hundreds of deletions with seconds of delay
+_FIRST_WAIT_S: Final = 0.02
+_LAST_WAIT_S: Final = 1.0
+
+
+async def poll_images(
+    images: CriClient, ids: set[str], remaining: Callable[[set[str], frozenset[str]], set[str]]
+) -> set[str]:
+    """Return ``ids`` after a bounded wait, reduced by ``remaining`` with each list of image ids until none is left.
+
+    containerd's CRI service changes its list with a delay, from events.
+    """
+    waited_s, wait_s = 0.0, _FIRST_WAIT_S
+    while ids and waited_s < _LISTED_WITHIN_S:
+        await asyncio.sleep(wait_s)
+        waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
+        ids = remaining(ids, await images.image_ids())
+    return ids
 
 
 class Candidate(Record):

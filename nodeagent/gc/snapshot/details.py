@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
@@ -172,28 +173,25 @@ class LayerSize(NamedTuple):
     inodes: int | None = None
 
 
+@dataclass(eq=False)
 class DeadLayers:
     """Sizes of the writable layers of dead containers, read once per container and state.
 
     Only a running container changes its layer, and the statistics of all containers are expensive for the runtime. A
     size that is not reported is read twice: containerd reports no size in the first seconds, and later omits containers
     that are not running. The snapshotter measures the layer of an exited container then.
+
+    Attributes:
+        measure: returns the usage of a layer by snapshotter and container id.
     """
 
-    def __init__(
-        self,
-        runtime: StatsReader,
-        measure: Callable[[str, str], Awaitable[SnapshotUsage | None]] | None = None,
-        *,
-        within_s: float = _WITHIN_S,
-    ) -> None:
-        """Create a reader; ``measure`` returns the usage of a layer by snapshotter and container id."""
-        self._runtime = runtime
-        self._measure = measure
-        self._within_s = within_s
-        self._settled: dict[str, tuple[ContainerState, LayerSize | None]] = {}
-        self._read_once: frozenset[str] = frozenset()
-        self._all: tuple[Iterable[Container], dict[str, LayerSize]] = (), {}
+    runtime: StatsReader
+    measure: Callable[[str, str], Awaitable[SnapshotUsage | None]] | None = None
+    _: KW_ONLY
+    within_s: float = _WITHIN_S
+    _settled: dict[str, tuple[ContainerState, LayerSize | None]] = field(default_factory=dict, init=False)
+    _read_once: frozenset[str] = field(default_factory=frozenset, init=False)
+    _all: tuple[Iterable[Container], dict[str, LayerSize]] = field(default_factory=lambda: ((), {}), init=False)
 
     async def read(
         self, containers: Iterable[Container], warnings: list[str], snapshotters: Mapping[str, str] = _NO_SNAPSHOTTERS
@@ -214,7 +212,7 @@ class DeadLayers:
         missing = dead.keys() - settled.keys()
         if missing:
             try:
-                stats = await self._runtime.list_container_stats(missing)
+                stats = await self.runtime.list_container_stats(missing)
             except RuntimeRequestError as error:
                 warnings.append(f"size of writable layers unknown: {error}")
                 return sizes
@@ -237,7 +235,7 @@ class DeadLayers:
 
     async def _measured(self, snapshotters: Mapping[str, str]) -> dict[str, LayerSize]:
         """Return the sizes measured by the snapshotters, by container id; layers without a result are omitted."""
-        measure, found = self._measure, dict[str, LayerSize]()
+        measure, found = self.measure, dict[str, LayerSize]()
         if measure is None or not snapshotters:
             return found
 
@@ -252,7 +250,7 @@ class DeadLayers:
                 found[container_id] = LayerSize(used.size_bytes, used.inodes)
 
         try:
-            async with asyncio.timeout(self._within_s):
+            async with asyncio.timeout(self.within_s):
                 await run_bounded(read, list(snapshotters))
         except TimeoutError:
             pass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -35,6 +36,7 @@ PodImageSource = Callable[[], Awaitable[model.PodImages]]
 _NOT_OBSERVED: Final = model.ImageUseRecord({}, None)
 
 
+@dataclass(eq=False)
 class ImageObserver:
     """Observer of images, which adds the image part to snapshots.
 
@@ -43,24 +45,15 @@ class ImageObserver:
             ``None`` before the first observation.
     """
 
-    def __init__(  # noqa: PLR0913 - one argument per source
-        self,
-        cri: CriClient,
-        storage: StorageBackend,
-        *,
-        filesystems: ImageFilesystemReader,
-        memory: NodeMemory,
-        read_holds: Callable[[], tuple[model.Hold, ...]],
-        read_pod_images: PodImageSource,
-    ) -> None:
-        self._cri = cri
-        self._storage = storage
-        self._filesystem_reader = filesystems
-        self._memory = memory
-        self._read_holds = read_holds
-        self._read_pod_images = read_pod_images
-        self._sources: dict[str, frozenset[str]] = {}
-        self.filesystems: tuple[model.ImageFilesystem, ...] | None = None
+    cri: CriClient
+    storage: StorageBackend
+    _: KW_ONLY
+    filesystem_reader: ImageFilesystemReader
+    memory: NodeMemory
+    read_holds: Callable[[], tuple[model.Hold, ...]]
+    read_pod_images: PodImageSource
+    _sources: dict[str, frozenset[str]] = field(default_factory=dict, init=False)
+    filesystems: tuple[model.ImageFilesystem, ...] | None = field(default=None, init=False)
 
     async def find_unreferenced(self) -> tuple[model.UnreferencedPiece, ...]:
         """Return the unreferenced blobs and snapshots.
@@ -68,9 +61,9 @@ class ImageObserver:
         Raises:
             ObservationError: the runtime has no records of references, or ``runtime.containerd_api`` is off.
         """
-        status = await self._cri.status()
-        paths, _ = await self._filesystem_reader.reported_paths()
-        return await self._storage.find_unreferenced(snapshotter=status.snapshotter, path=next(iter(paths), "/"))
+        status = await self.cri.status()
+        paths, _ = await self.filesystem_reader.reported_paths()
+        return await self.storage.find_unreferenced(snapshotter=status.snapshotter, path=next(iter(paths), "/"))
 
     async def find_filesystems(self) -> tuple[model.ImageFilesystem, ...]:
         """Return all image filesystems of a node with several; empty on a node with one.
@@ -83,30 +76,30 @@ class ImageObserver:
         """
         if self.filesystems is not None:
             return self.filesystems
-        (paths, error), status = await gather_all(self._filesystem_reader.reported_paths(), self._cri.status())
-        known = model.StorageGraph(store_paths=await self._storage.read_store_paths())
-        return (await self._filesystem_reader.read(paths, error, known, status.snapshotters)).several
+        (paths, error), status = await gather_all(self.filesystem_reader.reported_paths(), self.cri.status())
+        known = model.StorageGraph(store_paths=await self.storage.read_store_paths())
+        return (await self.filesystem_reader.read(paths, error, known, status.snapshotters)).several
 
     async def list_stored(self) -> tuple[StoredContainer, ...] | None:
         """Return containerd's own records of containers; ``None`` on other runtimes."""
-        if isinstance(self._storage, CriOnlyStorage):
+        if isinstance(self.storage, CriOnlyStorage):
             return None
         try:
-            return await self._storage.list_containers()
+            return await self.storage.list_containers()
         except RuntimeUnsupportedError:  # not containerd
-            self._storage = CriOnlyStorage()
+            self.storage = CriOnlyStorage()
             return None
 
     async def list_records(self) -> StorageLists | NodeAgentError | None:
         """Return the lists for a storage graph, or the error of a failed list; ``None`` on other runtimes."""
         try:
-            return await self._storage.list_records()
+            return await self.storage.list_records()
         except NodeAgentError as error:
             return error
 
     async def reported_paths(self) -> tuple[tuple[str, ...], str]:
         """Return the mount points that the runtime reports, or an empty tuple and the cause."""
-        return await self._filesystem_reader.reported_paths()
+        return await self.filesystem_reader.reported_paths()
 
     async def complete(  # noqa: PLR0913, PLR0917 - one argument per reading
         self,
@@ -129,7 +122,7 @@ class ImageObserver:
         """
         paths, error = reported
         storage = await self._build_graph(snapshot.images, checked, status, next(iter(paths), "/"), warnings)
-        filesystems = await self._filesystem_reader.read(paths, error, storage, status.snapshotters)
+        filesystems = await self.filesystem_reader.read(paths, error, storage, status.snapshotters)
         self.filesystems = filesystems.several
         if storage is not None:
             snapshot = replace(snapshot, images=with_pins(snapshot.images, storage))
@@ -138,14 +131,14 @@ class ImageObserver:
 
         def read_state() -> tuple[model.ImageUseRecord, tuple[model.Hold, ...], str]:
             # contradictory lists would record used images as unused, and unlisted images as removed
-            use = _NOT_OBSERVED if snapshot.contradictions else self._memory.observe(pulled, in_use, at)
+            use = _NOT_OBSERVED if snapshot.contradictions else self.memory.observe(pulled, in_use, at)
             try:
-                return use, self._read_holds(), ""
+                return use, self.read_holds(), ""
             except StoreError as unreadable:
                 return use, (), str(unreadable)
 
         use, holds, holds_error = await asyncio.to_thread(read_state)
-        pods = await self._read_pod_images()  # read last, since pods may have been bound during the observation
+        pods = await self.read_pod_images()  # read last, since pods may have been bound during the observation
         warnings += pods.warnings
         return replace(
             snapshot,
@@ -170,11 +163,11 @@ class ImageObserver:
         warnings: list[str],
     ) -> model.StorageGraph | None:
         try:
-            if isinstance(self._storage, CriOnlyStorage):
+            if isinstance(self.storage, CriOnlyStorage):
                 return None
             if isinstance(checked.records, NodeAgentError):
                 raise checked.records
-            return await self._storage.build_graph(
+            return await self.storage.build_graph(
                 images,
                 snapshotter=status.snapshotter,
                 path=path,
@@ -194,7 +187,7 @@ class ImageObserver:
             self._sources = {
                 image_id: record.sources for image_id, record in storage.records.items() if record.sources is not None
             }
-        elif isinstance(self._storage, CriOnlyStorage):
+        elif isinstance(self.storage, CriOnlyStorage):
             return None
         return self._sources
 

@@ -167,7 +167,7 @@ class Observer:
         self.images = ImageObserver(
             cri,
             storage,
-            filesystems=ImageFilesystemReader(cri, read_filesystem, imagefs_path),
+            filesystem_reader=ImageFilesystemReader(cri, read_filesystem, imagefs_path),
             memory=memory,
             read_holds=read_holds,
             read_pod_images=read_pod_images,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.eviction.actions import EvictionRecord
-    from nodeagent.gc.agent import Agent
     from nodeagent.store.history import PastPass
 
 KEEP = Retention(timedelta(days=3650), 16 << 20)
@@ -37,7 +35,7 @@ async def records() -> tuple[EvictionRecord, EvictionRecord]:
 
 def evictions(directory: Path, *, record: bool = True) -> tuple[AgentEvictionHistory, HistoryWriter]:
     writer = HistoryWriter(History(directory), KEEP, SystemClock())
-    return AgentEvictionHistory(cast("Agent", SimpleNamespace(history_writer=writer, record=record))), writer
+    return AgentEvictionHistory(writer if record else None), writer
 
 
 def read(directory: Path, *, running: bool = True) -> tuple[str, str, bool]:
