@@ -50,6 +50,7 @@ class RuntimeReader:
 
     Attributes:
         layers: source of writable layers, also for a snapshot without storage records.
+        read_pod_images: returns the images referenced by the pods of this node.
     """
 
     cri: CriClient
@@ -103,10 +104,6 @@ class RuntimeReader:
             )
             containers = tuple(replace(each, volume_images=self._volume_images.get(each.id, ())) for each in containers)
         return containers, await self._with_images(sandboxes)
-
-    async def pod_images(self) -> PodImages:
-        """Return the images referenced by the pods of this node."""
-        return await self.read_pod_images()
 
     async def _read_volume_images(self, container_ids: Iterable[str]) -> None:
         async def read(container_id: str) -> None:

@@ -112,7 +112,7 @@ class ImageRemover:
             image_usage={image_id: usage[image_id] for image_id in images if image_id in usage},
             storage=None,
             holds=holds_in_force(holds, clock, observed_at),
-            pod_images=await self._reader.pod_images(),
+            pod_images=await self._reader.read_pod_images(),
         )
         by_age = {each.id for each in decisions if each.reason.code is ReasonCode.UNUSED_TOO_LONG}
         stale: dict[str, str] = {}
