@@ -221,8 +221,9 @@ async def _query_runtime(agent: Agent) -> list[node.Finding]:
     status = await agent.cri.status()
     snapshot = await agent.observer.observe(Scope.ALL)
     findings = [
-        node.Finding.problem(
+        node.Finding(
             "runtime",
+            node.Verdict.OK if status.ready else node.Verdict.PROBLEM,
             "; ".join([f"{info.name} {info.version}, CRI {info.api_version}", *status.problems]),
             "" if status.ready else "runtime not ready: see its log, such as journalctl -u containerd",
         )
@@ -429,8 +430,9 @@ def _unit_finding() -> node.Finding:
     if exposure is None:
         return node.Finding.skipped("unit", f"{UNIT} not installed, or systemd not running")
     hardened = exposure <= _MAXIMUM_EXPOSURE
-    return node.Finding.warning(
+    return node.Finding(
         "unit",
+        node.Verdict.OK if hardened else node.Verdict.WARNING,
         f"exposure {exposure:g} of 10",
         "" if hardened else "use the unit as installed; a drop-in removes its sandboxing",
     )
