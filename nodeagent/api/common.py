@@ -129,7 +129,7 @@ def _plain_default(value: object) -> object:
     return str(value)
 
 
-class Reason(Part, frozen=True, kw_only=True):
+class ReasonDocument(Part, frozen=True, kw_only=True):
     """A reason with its code and its details.
 
     Attributes:
@@ -145,7 +145,7 @@ class Reason(Part, frozen=True, kw_only=True):
         return sentence_of(self.code, self.details)
 
     @classmethod
-    def of(cls, value: decision.Reason) -> Reason:
+    def of(cls, value: decision.Reason) -> ReasonDocument:
         """Return the document form of a reason."""
         return cls(code=value.code, details=dict(value.details))
 

@@ -14,7 +14,7 @@ from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, say, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import duration_s
-from nodeagent.daemon.control_documents import Effect, Paused, Reload, Resumed, Triggered
+from nodeagent.daemon.control_documents import Paused, Reload, ReloadEffectDocument, Resumed, Triggered
 from nodeagent.errors import UsageError
 from nodeagent.loops.pause_file import LONGEST_PAUSE_S
 from nodeagent.text import escape
@@ -144,7 +144,7 @@ def _reload_lines(answer: Reload, *, dry_run: bool) -> Iterator[str]:
             yield f"Removals starting in {wait}; 'nodeagent pause --for 30m --why TEXT' stops it"
 
 
-def _effect_lines(effect: Effect, *, armed: bool, would: bool) -> Iterator[str]:
+def _effect_lines(effect: ReloadEffectDocument, *, armed: bool, would: bool) -> Iterator[str]:
     verb = f"Next passes {'would ' if would else ''}remove{'' if armed else ' in addition'}"
     if effect.kinds:
         items = ", ".join(each.kind.counted(each.items) for each in effect.kinds)

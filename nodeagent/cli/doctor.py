@@ -223,7 +223,7 @@ async def _query_runtime(agent: Agent) -> list[node.Finding]:
     findings = [
         node.Finding(
             "runtime",
-            node.Verdict.OK if status.ready else node.Verdict.PROBLEM,
+            node.Grade.OK if status.ready else node.Grade.PROBLEM,
             "; ".join([f"{info.name} {info.version}, CRI {info.api_version}", *status.problems]),
             "" if status.ready else "runtime not ready: see its log, such as journalctl -u containerd",
         )
@@ -432,7 +432,7 @@ def _unit_finding() -> node.Finding:
     hardened = exposure <= _MAXIMUM_EXPOSURE
     return node.Finding(
         "unit",
-        node.Verdict.OK if hardened else node.Verdict.WARNING,
+        node.Grade.OK if hardened else node.Grade.WARNING,
         f"exposure {exposure:g} of 10",
         "" if hardened else "use the unit as installed; a drop-in removes its sandboxing",
     )
@@ -443,10 +443,10 @@ _RELOAD_WITHIN_S: Final = 20
 _FORM_FIX: Final = "see the allowed forms: nodeagent config reference"
 _TRUST_FIX: Final = "change the owner to root and remove the write access of others"
 _STYLES: Final = {
-    node.Verdict.OK: "green",
-    node.Verdict.WARNING: "yellow",
-    node.Verdict.PROBLEM: "bold red",
-    node.Verdict.SKIPPED: "dim",
+    node.Grade.OK: "green",
+    node.Grade.WARNING: "yellow",
+    node.Grade.PROBLEM: "bold red",
+    node.Grade.SKIPPED: "dim",
 }
 
 
@@ -473,11 +473,11 @@ def examine(
         checked = run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         findings = [node.Finding.ok("configuration", "valid"), *checked]
     if form != "table":
-        document = diagnostics.Doctor(findings=tuple(map(diagnostics.Finding.from_value, findings)))
+        document = diagnostics.Doctor(findings=tuple(map(diagnostics.FindingDocument.from_value, findings)))
         sys.stdout.write(encode(document, form))
     else:
         _print(findings)
-    failing = {node.Verdict.PROBLEM, node.Verdict.WARNING} if strict else {node.Verdict.PROBLEM}
+    failing = {node.Grade.PROBLEM, node.Grade.WARNING} if strict else {node.Grade.PROBLEM}
     sys.exit(ExitCode.FAILED if any(each.verdict in failing for each in findings) else ExitCode.DONE)
 
 
@@ -496,8 +496,8 @@ def _print(findings: Sequence[node.Finding]) -> None:
 
 def summary(findings: Sequence[node.Finding]) -> str:
     """Return the numbers of checks, problems and warnings as a sentence."""
-    problems = sum(each.verdict is node.Verdict.PROBLEM for each in findings)
-    warnings = sum(each.verdict is node.Verdict.WARNING for each in findings)
+    problems = sum(each.verdict is node.Grade.PROBLEM for each in findings)
+    warnings = sum(each.verdict is node.Grade.WARNING for each in findings)
     return f"{_counted(len(findings), 'check')}: {_counted(problems, 'problem')}, {_counted(warnings, 'warning')}"
 
 

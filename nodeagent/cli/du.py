@@ -10,8 +10,8 @@ from nodeagent.cli.options import Source, duration_s
 from nodeagent.cli.plan_view import usage_line
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, read, show_document
 from nodeagent.cli.table import Heading, Table, short_reference, size_cell
-from nodeagent.gc.documents.passes import DiskUsage
-from nodeagent.gc.plan.breakdown import Breakdown, Part
+from nodeagent.gc.documents.passes import DiskUsageDocument
+from nodeagent.gc.plan.breakdown import Breakdown, UsageShare
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
@@ -21,26 +21,26 @@ _BAR: Final = 80
 _SHORTEST_S: Final = 1e-3
 """Minimum of ``--timeout`` in seconds: the daemon replaces a requested timeout of 0 s by its default."""
 _TITLES: Final = {
-    Part.IMAGES_IN_USE: "images in use",
-    Part.IMAGES_UNUSED: "unused images",
-    Part.HELD_OTHERWISE: "otherwise referenced (leases, namespaces)",
-    Part.NOT_HELD: "unreferenced",
-    Part.WRITABLE_RUNNING: "writable layers, running",
-    Part.WRITABLE_DEAD: "writable layers, dead",
-    Part.POD_LOGS: "pod logs",
-    Part.POD_VOLUMES: "pod volumes",
-    Part.OTHER: "not container data",
+    UsageShare.IMAGES_IN_USE: "images in use",
+    UsageShare.IMAGES_UNUSED: "unused images",
+    UsageShare.HELD_OTHERWISE: "otherwise referenced (leases, namespaces)",
+    UsageShare.NOT_HELD: "unreferenced",
+    UsageShare.WRITABLE_RUNNING: "writable layers, running",
+    UsageShare.WRITABLE_DEAD: "writable layers, dead",
+    UsageShare.POD_LOGS: "pod logs",
+    UsageShare.POD_VOLUMES: "pod volumes",
+    UsageShare.OTHER: "not container data",
 }
 _STYLES: Final = {
-    Part.IMAGES_IN_USE: "green",
-    Part.IMAGES_UNUSED: "yellow",
-    Part.HELD_OTHERWISE: "magenta",
-    Part.NOT_HELD: "red",
-    Part.WRITABLE_RUNNING: "cyan",
-    Part.WRITABLE_DEAD: "blue",
-    Part.POD_LOGS: "blue",
-    Part.POD_VOLUMES: "magenta",
-    Part.OTHER: "white",
+    UsageShare.IMAGES_IN_USE: "green",
+    UsageShare.IMAGES_UNUSED: "yellow",
+    UsageShare.HELD_OTHERWISE: "magenta",
+    UsageShare.NOT_HELD: "red",
+    UsageShare.WRITABLE_RUNNING: "cyan",
+    UsageShare.WRITABLE_DEAD: "blue",
+    UsageShare.POD_LOGS: "blue",
+    UsageShare.POD_VOLUMES: "magenta",
+    UsageShare.OTHER: "white",
 }
 
 
@@ -53,7 +53,7 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
     """
     within_s = max(_SHORTEST_S, duration_s("--timeout", timeout))
 
-    async def measure(agent: Agent) -> DiskUsage:
+    async def measure(agent: Agent) -> DiskUsageDocument:
         from nodeagent.gc.documents.readings import (  # noqa: PLC0415 - not needed if the daemon responds
             measure_disk_usage,
         )
@@ -61,7 +61,7 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
         return await measure_disk_usage(agent, within_s)
 
     fields = {"within_seconds": within_s}
-    document = read("DiskUsage", DiskUsage, fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
+    document = read("DiskUsage", DiskUsageDocument, fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
     coloured = standard_output().colour
     show_document(
         document,
@@ -86,16 +86,18 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
         Heading("SHARE", right=True),
     )
     for share in value.shares:
-        if not share.size_bytes and share.part is not Part.OTHER:
+        if not share.size_bytes and share.part is not UsageShare.OTHER:
             continue
-        mark = "" if share.exact or share.part is Part.OTHER else "\u2265"
+        mark = "" if share.exact or share.part is UsageShare.OTHER else "\u2265"
         table.add(
             _TITLES[share.part],
             mark + size_cell(share.size_bytes),
             f"{100 * share.size_bytes / capacity:.1f}%" if capacity else "",
             style=_STYLES[share.part],
         )
-        for name, size_bytes in share.members[: 10 if details else 3] if details or share.part is Part.OTHER else ():
+        for name, size_bytes in (
+            share.members[: 10 if details else 3] if details or share.part is UsageShare.OTHER else ()
+        ):
             table.add(f"  {short_reference(name)}", size_cell(size_bytes), "", style="dim")
     table.add("free", size_cell(value.filesystem.available_bytes), "")
     yield usage_line(value.filesystem, columns)

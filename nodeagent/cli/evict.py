@@ -14,7 +14,7 @@ from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from nodeagent.cli.options import Source
-    from nodeagent.eviction.pressure_documents import Fact
+    from nodeagent.eviction.pressure_documents import FactDocument
     from nodeagent.gc.agent import Agent
 
 _WIDE: Final = 120
@@ -114,7 +114,7 @@ def _usage(found: EvictionPreview, decision: PodDecision, ranked: RankedPodEntry
     return str(ranked.usage)
 
 
-def _request(ranked: RankedPodEntry | None, memory: Fact) -> str:
+def _request(ranked: RankedPodEntry | None, memory: FactDocument) -> str:
     """Return the ranked resource request, or the memory request of an unranked pod; ``~`` marks an inferred request."""
     if ranked is None:
         known = size_cell(memory.value if isinstance(memory.value, int) else None)
@@ -125,7 +125,7 @@ def _request(ranked: RankedPodEntry | None, memory: Fact) -> str:
     return f"~{size_cell(ranked.request)}" if inferred and ranked.request else size_cell(ranked.request)
 
 
-def _fact(fact: Fact, *, sources: bool) -> str:
+def _fact(fact: FactDocument, *, sources: bool) -> str:
     if fact.value is None:
         return "?"
     return f"{fact.value} ({fact.source})" if sources else str(fact.value)

@@ -14,7 +14,7 @@ from nodeagent.cli.reading import print_document, read, show_document
 from nodeagent.cli.table import ago, short_reference, size
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
-from nodeagent.gc.documents.explanation import Explained, Explanation
+from nodeagent.gc.documents.explanation import Explained, ExplanationDocument
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_time
 
@@ -40,12 +40,12 @@ def show(source: Source, name: str, form: str) -> None:
     if not name.strip():
         fail("the name is empty: add the name, digest or id of an image, a container or a pod", ExitCode.USAGE)
 
-    async def read_node(agent: Agent) -> Explanation:
+    async def read_node(agent: Agent) -> ExplanationDocument:
         from nodeagent.gc.documents.readings import explain_items  # noqa: PLC0415 - not needed if the daemon responds
 
         return await explain_items(agent, name)
 
-    found = read("Explain", Explanation, {"name": name}, source, read_node)
+    found = read("Explain", ExplanationDocument, {"name": name}, source, read_node)
     for warning in found.warnings:
         warn(f"nodeagent: {warning}")
     if not found.explanations and not found.past:
@@ -54,7 +54,7 @@ def show(source: Source, name: str, form: str) -> None:
     show_document(found, form, _lines)
 
 
-def _lines(found: Explanation, _: int | None) -> Iterator[Line]:
+def _lines(found: ExplanationDocument, _: int | None) -> Iterator[Line]:
     for number, each in enumerate(found.explanations):
         if number:
             yield Line()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _PLAN_LIFETIME_S: Final = 600.0
 
 
-class Request(Record):
+class CollectOptions(Record):
     """The options of one ``gc`` command."""
 
     scope: str
@@ -54,7 +54,7 @@ class Request(Record):
         return self.output in ("table", "wide")
 
 
-def collect(request: Request) -> None:
+def collect(request: CollectOptions) -> None:
     """Print the planned removals, then remove the items unless the command is a dry run or the user declines.
 
     Raises:
@@ -73,12 +73,12 @@ def collect(request: Request) -> None:
     sys.exit(run_async(_collect(request, loaded)))
 
 
-def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCode:
+def _collect_through_agent(request: CollectOptions, agent: ControlConnection) -> ExitCode:
     """Print the preview of the daemon, then request the removals unless the user declines; return the exit code."""
     saved: str | None = None
     if not request.yes or request.dry_run:
         fields = {"scope": request.scope}
-        document = agent.call("Plan", documents.Preview, fields, within_s=OBSERVED_WITHIN_S)
+        document = agent.call("Plan", documents.PreviewDocument, fields, within_s=OBSERVED_WITHIN_S)
         preview = show_document(request, document)
         predicted = predicted_exit_code(preview)
         if request.dry_run or (predicted is ExitCode.DONE and not preview.acts):
@@ -102,7 +102,7 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
     return _apply_on_daemon(request, agent, saved)
 
 
-def _apply_on_daemon(request: Request, agent: ControlConnection, saved: str | None) -> ExitCode:
+def _apply_on_daemon(request: CollectOptions, agent: ControlConnection, saved: str | None) -> ExitCode:
     """Let the daemon apply a saved plan, or run a pass if ``saved`` is ``None``; print the results."""
     from nodeagent.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not needed for a dry run
 
@@ -121,7 +121,7 @@ def _apply_on_daemon(request: Request, agent: ControlConnection, saved: str | No
     return pass_exit_code(report.end, [each.outcome for each in report.results])
 
 
-def _show_report_of_daemon(request: Request, report: Report) -> None:
+def _show_report_of_daemon(request: CollectOptions, report: Report) -> None:
     if not request.is_table:
         sys.stdout.write(encode(report, request.output))
         return
@@ -145,7 +145,7 @@ def _print_breakdown(breakdown: Breakdown) -> None:
     display.write(breakdown_lines(breakdown, display.columns, details=False, coloured=display.colour))
 
 
-def show_document(request: Request, document: documents.Preview) -> Preview:
+def show_document(request: CollectOptions, document: documents.PreviewDocument) -> Preview:
     """Print the preview document of the daemon; return the preview."""
     preview = Preview(Scope(request.scope), document.snapshot(), tuple(each.to_model() for each in document.plans))
     if not request.is_table:
@@ -160,7 +160,7 @@ def show_document(request: Request, document: documents.Preview) -> Preview:
     return preview
 
 
-def _print_preview(request: Request, preview: Preview, policy: ImageGCPolicy | None) -> None:
+def _print_preview(request: CollectOptions, preview: Preview, policy: ImageGCPolicy | None) -> None:
     display = standard_output()
     display.write(
         preview_lines(
@@ -174,7 +174,7 @@ def _print_preview(request: Request, preview: Preview, policy: ImageGCPolicy | N
     )
 
 
-async def _collect(request: Request, settings: Settings) -> ExitCode:
+async def _collect(request: CollectOptions, settings: Settings) -> ExitCode:
     if request.dry_run or settings.dry_run:
         return await _preview(request, settings)
     from nodeagent.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not needed for a dry run
@@ -203,7 +203,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
     return exit_code(report)
 
 
-async def _preview(request: Request, settings: Settings) -> ExitCode:
+async def _preview(request: CollectOptions, settings: Settings) -> ExitCode:
     from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
 
     async with open_previewer(settings) as previewer:
@@ -277,18 +277,20 @@ def confirm_items(items: int) -> bool:
     return typer.confirm(f"Remove these {items} items?", default=False)
 
 
-def show_preview(request: Request, agent: Previews, preview: Preview) -> None:
+def show_preview(request: CollectOptions, agent: Previews, preview: Preview) -> None:
     """Print the planned removals and the kept items."""
     if not request.is_table:
         policy = agent.settings.policy.images
         window_s = offered_window_s(agent.settings, preview)
-        document = documents.Preview.of(request.scope, preview.snapshot, preview.plans, policy, undo_window_s=window_s)
+        document = documents.PreviewDocument.of(
+            request.scope, preview.snapshot, preview.plans, policy, undo_window_s=window_s
+        )
         sys.stdout.write(encode(document, request.output))
         return
     _print_preview(request, preview, agent.settings.policy.images)
 
 
-def show_report(request: Request, agent: Agent, report: PassReport, breakdown: Breakdown | None = None) -> None:
+def show_report(request: CollectOptions, agent: Agent, report: PassReport, breakdown: Breakdown | None = None) -> None:
     """Print the results of a pass, and after a shortfall the disk usage by category."""
     if not request.is_table:
         sys.stdout.write(encode(Report.of(report, breakdown=breakdown), request.output))

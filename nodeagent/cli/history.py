@@ -19,7 +19,7 @@ from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.eviction.documents import RecordedEviction
-from nodeagent.gc.documents.history import History, NodeStop, PastPass
+from nodeagent.gc.documents.history import HistoryDocument, NodeStopDocument, PastPassDocument
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, parse_duration_s
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nodeagent.cli.listing import ListOptions
 
 
-class HistoryRequest(NamedTuple):
+class HistorySelection(NamedTuple):
     """Selection of the passes to print.
 
     Attributes:
@@ -53,7 +53,7 @@ EVERY_PASS: Final = 2**32 - 1
 """Maximum of the field ``limit``, an unsigned integer of 32 bits."""
 
 
-def show_history(config: Path | None, request: HistoryRequest, listing: ListOptions, *, direct: bool) -> None:
+def show_history(config: Path | None, request: HistorySelection, listing: ListOptions, *, direct: bool) -> None:
     """Print past passes, newest first; with ``direct`` or without a daemon they are read from the state directory.
 
     Raises:
@@ -74,7 +74,10 @@ def show_history(config: Path | None, request: HistoryRequest, listing: ListOpti
     seconds = 0.0 if ago is None else max(_MINIMUM_SINCE_S, ago.total_seconds())
     limit = min(request.limit, EVERY_PASS)
     fields = {"seconds": seconds, "image": request.image, "limit": limit, "quiet": request.idle}
-    document, source = ask("History", History, fields, Source(config, {}, direct)), "the agent's history"
+    document, source = (
+        ask("History", HistoryDocument, fields, Source(config, {}, direct)),
+        "the agent's history",
+    )
     if document is None:
         document, source = _read_store(config, request, None if ago is None else now - ago)
     if request.pass_id:
@@ -94,7 +97,7 @@ def show_history(config: Path | None, request: HistoryRequest, listing: ListOpti
         ListRequest.of(NODE_STOPS, listing._replace(sort_by="")).print(document, empty="", now=now)
 
 
-def _empty(request: HistoryRequest, listing: ListOptions, source: str) -> str:
+def _empty(request: HistorySelection, listing: ListOptions, source: str) -> str:
     """Return the message for an empty list of passes."""
     matching = "matching " if request.since or request.image or listing.filters else ""
     if request.idle:
@@ -102,7 +105,7 @@ def _empty(request: HistoryRequest, listing: ListOptions, source: str) -> str:
     return f"no {matching}passes with removals in {source}; 'nodeagent history --all' lists the other passes"
 
 
-def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime | None) -> tuple[History, str]:
+def _read_store(config: Path | None, request: HistorySelection, oldest: datetime | None) -> tuple[HistoryDocument, str]:
     """Return the history document read from the state directory, and the path of the directory."""
     from nodeagent.host.processes import is_running  # noqa: PLC0415 - not needed if the daemon responds
     from nodeagent.store.history import History as Store  # noqa: PLC0415
@@ -111,10 +114,10 @@ def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime |
     records = Store(directory, is_running=is_running)
     passes = records.read(since=oldest, image=request.image, limit=request.limit, quiet=request.idle)
     stops = () if request.image else records.read_stops(since=oldest, limit=request.limit)
-    return History.of(passes, stops), str(directory)
+    return HistoryDocument.of(passes, stops), str(directory)
 
 
-def _print_details(history: History, empty: str, listing: ListOptions) -> None:
+def _print_details(history: HistoryDocument, empty: str, listing: ListOptions) -> None:
     display = standard_output()
     columns = display.columns if listing.truncate else None
     lines = [Line(f"{stop_headline(stop)}; see nodeagent shutdown status") for stop in history.node_stops]
@@ -125,7 +128,7 @@ def _print_details(history: History, empty: str, listing: ListOptions) -> None:
     display.write(lines)
 
 
-def _pass_lines(past: PastPass, columns: int | None, *, wide: bool) -> Iterator[Line]:
+def _pass_lines(past: PastPassDocument, columns: int | None, *, wide: bool) -> Iterator[Line]:
     """Yield a pass with its actions and the ranking of an eviction; ``wide`` adds the sentences of reasons."""
     yield Line(_headline(past), "bold")
     if past.end_detail:
@@ -178,7 +181,7 @@ def _ranking_lines(eviction: RecordedEviction, columns: int | None) -> Iterator[
     yield from table.lines(columns)
 
 
-def stop_headline(stop: NodeStop) -> str:
+def stop_headline(stop: NodeStopDocument) -> str:
     """Return the summary line of a node stop: start time, kind, result and number of pods."""
     operation = f" ({escape(stop.operation)})" if stop.operation else ""
     return f"{values.time_cell(stop.started_at)}  node stop, {stop.kind}{operation}: {stop.end}, {len(stop.pods)} pods"
@@ -188,7 +191,7 @@ def _quantity(value: float | None) -> str:
     return "?" if value is None else f"{value:,.0f}"
 
 
-def _headline(past: PastPass) -> str:
+def _headline(past: PastPassDocument) -> str:
     done = done_items(past)
     words = [f"{past.id}  {past.trigger}, {past.scope}: {past.end}"]
     if past.dry_run:

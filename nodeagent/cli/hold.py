@@ -20,7 +20,7 @@ from nodeagent.cli.options import Source, duration_s
 from nodeagent.cli.reading import ask, load_settings, read
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.gc.documents.holds import Hold, HoldList
+from nodeagent.gc.documents.holds import HoldDocument, HoldList
 from nodeagent.gc.documents.lists import Images
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.image_protection import parse_rule
@@ -61,13 +61,13 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
     if (agent := daemon_of(config)) is not None:
         by = _user() if os.geteuid() == 0 else ""
         request = {"image": image or "", "seconds": seconds, "why": why, "by": by}
-        _print_placed(agent.call("AddHold", Hold, request), form, config)
+        _print_placed(agent.call("AddHold", HoldDocument, request), form, config)
         return
     directory, at, clock = _node_clock(config)
     until = at.wall + timedelta(seconds=seconds)
     named = ALL_IMAGES if image is None else image
     hold = model.Hold("", named, why, _user(), at.wall, until, at.boot_id, at.boottime_s)
-    _print_placed(Hold.of(HoldFile(directory).add(hold, clock), at.wall, clock), form, config)
+    _print_placed(HoldDocument.of(HoldFile(directory).add(hold, clock), at.wall, clock), form, config)
 
 
 def remove(config: Path | None, hold_id: str) -> None:
@@ -80,15 +80,15 @@ def remove(config: Path | None, hold_id: str) -> None:
     if not hold_id.strip():
         raise UsageError("HOLD is empty: add the id of a hold, see 'nodeagent hold list'")
     if (agent := daemon_of(config)) is not None:
-        _print_removed(agent.call("RemoveHold", Hold, {"id": hold_id}))
+        _print_removed(agent.call("RemoveHold", HoldDocument, {"id": hold_id}))
         return
     removed = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
     if removed is None:
         raise UsageError(f"no hold {hold_id}; 'nodeagent hold list' lists all")
-    _print_removed(Hold.of(removed, SystemClock().now()))
+    _print_removed(HoldDocument.of(removed, SystemClock().now()))
 
 
-def _print_placed(hold: Hold, form: str, config: Path | None) -> None:
+def _print_placed(hold: HoldDocument, form: str, config: Path | None) -> None:
     if form != "table":
         sys.stdout.write(encode(hold, form))
     else:
@@ -115,7 +115,7 @@ async def _list_images(agent: Agent) -> Images:
     return await list_images(agent)
 
 
-def _print_removed(hold: Hold) -> None:
+def _print_removed(hold: HoldDocument) -> None:
     say(f"removed hold {hold.id} on {hold.target}")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nodeagent.settings.settings import Settings
 
 
-def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> None:
+def collect_leaks(request: gc.CollectOptions, *, minimum_age: str, rooted: bool) -> None:
     """List unreferenced blobs and snapshots; delete them with ``--yes`` only.
 
     Raises:
@@ -26,7 +26,9 @@ def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> Non
     minimum_age_s = duration_s("--minimum-age", minimum_age)
     if request.dry_run or not request.yes:
         fields = {"minimum_age_seconds": minimum_age_s, "rooted": rooted}
-        found = ask("Leaks", documents.Preview, fields, Source(request.config, request.overrides, request.direct))
+        found = ask(
+            "Leaks", documents.PreviewDocument, fields, Source(request.config, request.overrides, request.direct)
+        )
         if found is not None:
             sys.exit(_listed(gc.show_document(request, found)))
     settings = load_settings(request.config, request.overrides)
@@ -40,7 +42,7 @@ def _listed(preview: Preview) -> ExitCode:
     return gc.predicted_exit_code(preview)
 
 
-async def _collect(request: gc.Request, settings: Settings, minimum_age_s: float, *, rooted: bool) -> ExitCode:
+async def _collect(request: gc.CollectOptions, settings: Settings, minimum_age_s: float, *, rooted: bool) -> ExitCode:
     only_list = request.dry_run or not request.yes
     dry_run = only_list or settings.dry_run
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:

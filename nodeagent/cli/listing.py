@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class Scope(Enum):
+class ListScope(Enum):
     """Scope of a column: the tables that show the column.
 
     Attributes:
@@ -53,7 +53,7 @@ class Column(NamedTuple, Generic[R]):
     heading: Heading
     value: Callable[[R], Any]
     show: Callable[[R, datetime], str]
-    scope: Scope = Scope.TABLE
+    scope: ListScope = ListScope.TABLE
     texts: Callable[[R], Sequence[str]] | None = None
     brief: Callable[[R], str] | None = None
 
@@ -66,7 +66,7 @@ def text(
     cut: Cut | None = None,
     name: bool = False,
     at_least: int = SHORTEST,
-    scope: Scope = Scope.TABLE,
+    scope: ListScope = ListScope.TABLE,
     texts: Callable[[R], Sequence[str]] | None = None,
     brief: Callable[[R], str] | None = None,
 ) -> Column[R]:
@@ -82,7 +82,7 @@ def text(
     )
 
 
-def identifier(key: str, title: str, value: Callable[[R], str], *, scope: Scope = Scope.TABLE) -> Column[R]:
+def identifier(key: str, title: str, value: Callable[[R], str], *, scope: ListScope = ListScope.TABLE) -> Column[R]:
     """Return a column of ids, cut to twelve digits on a terminal; ``--filter`` matches the full and the short id."""
 
     def forms(row: R) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def size(
     title: str,
     value: Callable[[R], int | None],
     *,
-    scope: Scope = Scope.TABLE,
+    scope: ListScope = ListScope.TABLE,
     mark: Callable[[R], str] = lambda _: "",
     missing: str = "?",
 ) -> Column[R]:
@@ -109,7 +109,7 @@ def size(
     return Column(key, Heading(title, right=True), value, show, scope)
 
 
-def count(key: str, title: str, value: Callable[[R], int | None], *, scope: Scope = Scope.TABLE) -> Column[R]:
+def count(key: str, title: str, value: Callable[[R], int | None], *, scope: ListScope = ListScope.TABLE) -> Column[R]:
     """Return a column of whole numbers; empty for ``None``."""
 
     def show(row: R, _: datetime) -> str:
@@ -126,7 +126,7 @@ def since(
     *,
     missing: str = "?",
     first: str = "",
-    scope: Scope = Scope.TABLE,
+    scope: ListScope = ListScope.TABLE,
 ) -> Column[R]:
     """Return a column of ages; ``missing`` is shown for ``None``, ``first`` (if given) for the time of the document."""
 
@@ -139,7 +139,7 @@ def since(
     return Column(key, Heading(title), value, show, scope)
 
 
-def duration(key: str, title: str, value: Callable[[R], float], *, scope: Scope = Scope.TABLE) -> Column[R]:
+def duration(key: str, title: str, value: Callable[[R], float], *, scope: ListScope = ListScope.TABLE) -> Column[R]:
     """Return a column of durations; ``value`` returns seconds."""
     return Column(key, Heading(title), value, lambda row, _: format_duration(value(row)), scope)
 

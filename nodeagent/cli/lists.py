@@ -13,7 +13,7 @@ from msgspec import structs
 
 from nodeagent.cli.display import Display, Line, standard_output, warn
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
-from nodeagent.cli.listing import ListOptions, ListView, Scope
+from nodeagent.cli.listing import ListOptions, ListScope, ListView
 from nodeagent.cli.reading import ask, print_document, read_preview
 from nodeagent.cli.table import EMPTY, Row, table_lines
 from nodeagent.errors import UsageError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     D = TypeVar("D", bound=Document)
     ReadPreviews = Callable[[Previews], Coroutine[Any, Any, D]]
 
-L = TypeVar("L", bound=lists.Listing)
+L = TypeVar("L", bound=lists.ListDocument)
 
 
 def list_images(source: Source, options: ListOptions) -> None:
@@ -192,7 +192,11 @@ class ListRequest(NamedTuple, Generic[R]):
     def _print_table(self, rows: Sequence[R], now: datetime, display: Display) -> None:
         options = self.options
         brief = display.columns is not None and options.truncate
-        scopes = {Scope.TABLE, *([Scope.WIDE] if options.form == "wide" else []), *([] if brief else [Scope.FULL])}
+        scopes = {
+            ListScope.TABLE,
+            *([ListScope.WIDE] if options.form == "wide" else []),
+            *([] if brief else [ListScope.FULL]),
+        }
         headings, columns = [], []
         for column in self.view.columns:
             if column.scope not in scopes:

@@ -20,9 +20,8 @@ from nodeagent.cli.table import Heading, Table, short_reference
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.files import replace_file
-from nodeagent.gc.documents.passes import Drift, Report
-from nodeagent.gc.documents.passes import Preview as PreviewDocument
-from nodeagent.gc.documents.undo import Apply, PlanDiff, SavedItem, encode_saved_plan
+from nodeagent.gc.documents.passes import DriftDocument, PreviewDocument, Report
+from nodeagent.gc.documents.undo import Apply, PlanDiff, SavedItemDocument, encode_saved_plan
 from nodeagent.gc.pass_state import Preview, offered_window_s, plans_for
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import SavedPlan, compare, parse_plan, refusal_of
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 _LARGEST_FILE_BYTES = 256 << 20
 
 
-class ApplyRequest(Record):
+class ApplyOptions(Record):
     """The options of one ``apply`` command."""
 
     file: Path
@@ -94,7 +93,7 @@ def save(
     warn(f"{out}: {len(preview.removals)} removals, about {format_bytes(frees)}; expires in {expires}")
 
 
-def apply_file(request: ApplyRequest) -> None:
+def apply_file(request: ApplyOptions) -> None:
     """Remove the items of a saved plan that a new plan under the policy in force removes too.
 
     Options of the command line are part of the policy in force, as for ``gc``.
@@ -112,7 +111,7 @@ def apply_file(request: ApplyRequest) -> None:
     sys.exit(run_async(_apply(request, settings, saved)))
 
 
-async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) -> ExitCode:
+async def _apply(request: ApplyOptions, settings: Settings, saved: SavedPlan) -> ExitCode:
     dry_run = request.dry_run or settings.dry_run
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         preview, drift = await agent.collector.prepare_saved(saved)
@@ -180,7 +179,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _show(
-    request: ApplyRequest,
+    request: ApplyOptions,
     preview: Preview,
     saved: SavedPlan,
     drift: Sequence[saved_plan.Drift],
@@ -189,7 +188,7 @@ def _show(
     if request.output != "table":
         document = Apply(
             plan_id=saved.id,
-            drift=tuple(map(Drift.of, drift)),
+            drift=tuple(map(DriftDocument.of, drift)),
             preview=PreviewDocument.of(saved.scope.value, preview.snapshot, preview.plans),
             report=None if report is None else Report.of(report),
         )
@@ -234,5 +233,5 @@ def _difference_lines(document: PlanDiff, columns: int | None) -> list[Line]:
     return [*counts.lines(columns), Line(), *items.lines(columns)]
 
 
-def _status(item: SavedItem | None) -> str:
+def _status(item: SavedItemDocument | None) -> str:
     return "absent" if item is None else f"{item.verdict.value}: {item.reason.code}"

@@ -12,7 +12,7 @@ from nodeagent.cli.display import Line, bar, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import load_settings, watch_document
 from nodeagent.cli.table import Heading, Table, is_stall, short_amount, signal_name, size_cell, used_share
-from nodeagent.eviction.pressure_documents import Pressure, Signal
+from nodeagent.eviction.pressure_documents import Pressure, SignalDocument
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
 
@@ -119,7 +119,7 @@ def wide_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
     yield Line(f"used, and not freed by any eviction: {'unknown' if kept is None else format_bytes(kept)}")
 
 
-def _numbers(signal: Signal) -> dict[str, str]:
+def _numbers(signal: SignalDocument) -> dict[str, str]:
     """Return the cells of a signal by column title."""
     known = [one for one in signal.thresholds if one.value is not None and one.distance is not None]
     available = "" if is_stall(signal) else short_amount(signal, signal.available)
@@ -132,7 +132,7 @@ def _numbers(signal: Signal) -> dict[str, str]:
     return {**cells, "TREND": _trend(signal)}
 
 
-def _trend(signal: Signal) -> str:
+def _trend(signal: SignalDocument) -> str:
     change = signal.change_per_s
     if change is None:
         return ""

@@ -17,7 +17,7 @@ from nodeagent.cli.display import Line, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import ask, load_settings, print_document, read_node, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
-from nodeagent.daemon.control_documents import Finding
+from nodeagent.daemon.control_documents import FindingDocument
 from nodeagent.daemon.documents import Status
 from nodeagent.daemon.report_document import Fleet, FleetGroup, FleetNode, NodeReport, PlannedRemovals
 from nodeagent.errors import NodeAgentError, UsageError
@@ -214,16 +214,16 @@ def _with_daemon(document: NodeReport, config: Path | None) -> NodeReport:
     return structs.replace(document, agent=status.agent, paused=status.paused)
 
 
-def _checks(source: Source) -> tuple[Finding, ...]:
+def _checks(source: Source) -> tuple[FindingDocument, ...]:
     """Run the checks of ``doctor`` and return the problems and warnings."""
     from nodeagent.cli.doctor import run_checks  # noqa: PLC0415 - needed only with --doctor
-    from nodeagent.doctor.plan.node import Verdict  # noqa: PLC0415
+    from nodeagent.doctor.plan.node import Grade  # noqa: PLC0415
 
     settings = load_settings(source.config, source.overrides)
     return tuple(
-        Finding.from_value(each)
+        FindingDocument.from_value(each)
         for each in run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
-        if each.verdict in (Verdict.PROBLEM, Verdict.WARNING)
+        if each.verdict in (Grade.PROBLEM, Grade.WARNING)
     )
 
 

@@ -13,7 +13,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.history import stop_headline
 from nodeagent.cli.reading import ask, load_settings, read, run_async, show_document
 from nodeagent.cli.table import Heading, Table
-from nodeagent.shutdown.documents import DelayLimit, ShutdownPlan, ShutdownStatus
+from nodeagent.shutdown.documents import DelayLimitDocument, ShutdownPlanDocument, ShutdownStatus
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
@@ -31,7 +31,7 @@ def rehearse(source: Source, form: str) -> None:
     Raises:
         RuntimeUnavailableError: the runtime does not answer.
     """
-    plan = read("ShutdownPlan", ShutdownPlan, {}, source, _plan)
+    plan = read("ShutdownPlan", ShutdownPlanDocument, {}, source, _plan)
     show_document(plan, form, shutdown_lines)
 
 
@@ -82,7 +82,7 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
         run_async(stop_pods_at_unit_stop(settings, logger, unit_stop, began_s=began_s, main_pid=main_pid))
 
 
-async def _plan(agent: Agent) -> ShutdownPlan:
+async def _plan(agent: Agent) -> ShutdownPlanDocument:
     from nodeagent.shutdown.document_readings import (  # noqa: PLC0415 - not needed if the daemon responds
         rehearse_shutdown,
     )
@@ -97,7 +97,7 @@ def _read_status(config: Path | None, limit: int) -> ShutdownStatus:
     return run_async(read_shutdown_status(settings, limit))
 
 
-def shutdown_lines(plan: ShutdownPlan, columns: int | None) -> Iterator[Line]:
+def shutdown_lines(plan: ShutdownPlanDocument, columns: int | None) -> Iterator[Line]:
     """Yield the lines of a shutdown plan: the phases with their pods, and the warnings."""
     if plan.off_because:
         yield Line(f"disabled: {plan.off_because}; plan if graceful shutdown were enabled", "yellow")
@@ -154,7 +154,7 @@ def _status_lines(found: ShutdownStatus, columns: int | None) -> Iterator[Line]:
         yield from table.lines(columns) if stop.pods else ()
 
 
-def _limit_text(limit: DelayLimit) -> str:
+def _limit_text(limit: DelayLimitDocument) -> str:
     text = f"{_duration(limit.seconds)}, set by {limit.set_by or _SYSTEMD_DEFAULT}"
     if limit.reported_by == "logind" and limit.seconds != limit.in_files_s:
         text += f" (configured: {_duration(limit.in_files_s)}; reload logind to apply its files)"

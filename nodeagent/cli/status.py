@@ -20,7 +20,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import load_settings, open_for_command, watch_document
 from nodeagent.cli.table import Heading, Table, ago, amount, done_cell, is_stall, signal_name, size_cell, used_share
 from nodeagent.daemon.documents import Status, Top
-from nodeagent.eviction.pressure_documents import Fact, PodUsage, RankedPodUsage, Signal
+from nodeagent.eviction.pressure_documents import FactDocument, PodUsageDocument, RankedPodUsage, SignalDocument
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, format_time
@@ -61,14 +61,14 @@ def show_top(config: Path | None, form: str, *, watch_s: float | None) -> None:
 
 
 @contextmanager
-def _sources(config: Path | None) -> Iterator[tuple[Callable[[], Status], Callable[[], PodUsage]]]:
+def _sources(config: Path | None) -> Iterator[tuple[Callable[[], Status], Callable[[], PodUsageDocument]]]:
     """Yield functions that read the status and the pods from the daemon, or from the node without a daemon."""
     try:
         agent = connected(config)
     except DaemonAbsentError as error:
         problem = str(error)
     else:
-        yield lambda: agent.call("Status", Status), lambda: agent.call("Pods", PodUsage)
+        yield lambda: agent.call("Status", Status), lambda: agent.call("Pods", PodUsageDocument)
         return
     import asyncio  # noqa: PLC0415 - needed only without a daemon
 
@@ -280,7 +280,7 @@ def given(value: T | UnsetType) -> T | None:
     return None if isinstance(value, UnsetType) else value
 
 
-def _is_shown(signal: Signal) -> bool:
+def _is_shown(signal: SignalDocument) -> bool:
     """Return whether a signal is shown: memory, process ids, stalls from 1%, and any signal above its threshold."""
     if any(each.met for each in signal.thresholds):
         return True
@@ -333,5 +333,5 @@ def _disk_bytes(pod: RankedPodUsage) -> int | None:
     return sum(parts) if parts else None
 
 
-def _fact(fact: Fact) -> str:
+def _fact(fact: FactDocument) -> str:
     return "?" if fact.value is None else str(fact.value)

@@ -11,7 +11,7 @@ from nodeagent.text import Cut, display_width, escape, fit
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from nodeagent.eviction.pressure_documents import Signal
+    from nodeagent.eviction.pressure_documents import SignalDocument
 
 EMPTY: Final = "-"
 """Text of an empty cell."""
@@ -170,30 +170,30 @@ def time_cell(moment: datetime) -> str:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def signal_name(signal: Signal) -> str:
+def signal_name(signal: SignalDocument) -> str:
     """Return the name of a signal, with the mount point for each image filesystem after the first."""
     return f"{signal.signal!s} on {signal.mountpoint}" if signal.mountpoint else str(signal.signal)
 
 
-def is_stall(signal: Signal) -> bool:
+def is_stall(signal: SignalDocument) -> bool:
     """Return whether a signal is a stall percentage; its thresholds are upper limits."""
     return ".psi." in signal.signal
 
 
-def used_share(signal: Signal) -> float:
+def used_share(signal: SignalDocument) -> float:
     """Return the used share of a resource or the stalled share of time, from 0 to 1; 0 if it is unknown."""
     share = signal.available / signal.capacity if signal.capacity else 1.0
     return min(1.0, max(0.0, signal.available / 100 if is_stall(signal) else 1.0 - share))
 
 
-def amount(signal: Signal, value: float) -> str:
+def amount(signal: SignalDocument, value: float) -> str:
     """Return a quantity of a signal as text: bytes, percent, inodes or process ids."""
     if is_stall(signal):
         return f"{value:g}%"
     return f"{int(value):,}" if _is_count(signal) else format_bytes(int(value))
 
 
-def short_amount(signal: Signal, value: float) -> str:
+def short_amount(signal: SignalDocument, value: float) -> str:
     """Return a quantity of a signal as one word; inodes and process ids with about three digits, such as ``16.3M``."""
     if is_stall(signal):
         return f"{value:g}%"
@@ -206,6 +206,6 @@ def short_amount(signal: Signal, value: float) -> str:
     return f"{number:.3g}{suffix}"
 
 
-def _is_count(signal: Signal) -> bool:
+def _is_count(signal: SignalDocument) -> bool:
     name = str(signal.signal)
     return name.startswith("pid") or name.endswith("inodesFree")

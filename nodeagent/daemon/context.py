@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
-    from nodeagent.eviction.plan.preview import PodEviction
+    from nodeagent.eviction.plan.preview import PreviewedEviction
     from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.gc.agent import Agent
     from nodeagent.loops.passes import LoopStatuses, PassLock
@@ -163,7 +163,7 @@ SHOWN: Final = 10
 """Maximum number of items or pods named in a log line or a document."""
 
 
-class Effect(Record):
+class ReloadEffect(Record):
     """Removals and evictions that new settings cause and the earlier settings did not.
 
     Attributes:
@@ -177,7 +177,7 @@ class Effect(Record):
     dry_run: bool
     removals: tuple[Decision, ...] = ()
     thresholds: tuple[ThresholdStatus, ...] = ()
-    pods: tuple[PodEviction, ...] = ()
+    pods: tuple[PreviewedEviction, ...] = ()
     problem: str = ""
 
     @property
@@ -214,7 +214,7 @@ class Reloaded(Record):
 
     changes: tuple[str, ...]
     dry_run: bool
-    effect: Effect | None = None
+    effect: ReloadEffect | None = None
     grace_s: float = 0.0
     until: datetime | None = None
     applied: bool = True

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from nodeagent import __version__
-from nodeagent.api.common import Document, Number, Part, Reason, RuntimeVersion
-from nodeagent.gc.documents.passes import Decision
+from nodeagent.api.common import Document, Number, Part, ReasonDocument, RuntimeVersion
+from nodeagent.gc.documents.passes import DecisionDocument
 from nodeagent.model.decision import ItemKind
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
@@ -48,7 +48,7 @@ class Triggered(Document, frozen=True, kw_only=True, tag=SchemaId.TRIGGER.value)
     dry_run: bool | None = None
 
 
-class Setting(Part, frozen=True, kw_only=True):
+class SettingDocument(Part, frozen=True, kw_only=True):
     """A value in TOML and its source: a file, an environment variable or ``default``."""
 
     value: str
@@ -58,13 +58,15 @@ class Setting(Part, frozen=True, kw_only=True):
 class EffectiveConfig(Document, frozen=True, kw_only=True, tag=SchemaId.CONFIG.value):
     """All settings by key, such as ``image_gc.high_threshold_percent``."""
 
-    settings: dict[str, Setting]
+    settings: dict[str, SettingDocument]
 
     @classmethod
     def of(cls, values: Iterable[tuple[str, str]], sources: Mapping[str, str]) -> EffectiveConfig:
         """Return the document of all settings; a setting without a source has its default."""
         return cls(
-            settings={key: Setting(value=value, source=sources.get(key, DEFAULT_SOURCE)) for key, value in values}
+            settings={
+                key: SettingDocument(value=value, source=sources.get(key, DEFAULT_SOURCE)) for key, value in values
+            }
         )
 
 
@@ -80,7 +82,7 @@ class Version(Document, frozen=True, kw_only=True, tag=SchemaId.VERSION.value):
         return cls(nodeagent=__version__, runtime=RuntimeVersion(**structs.asdict(info)))
 
 
-class Finding(Part, frozen=True, kw_only=True):
+class FindingDocument(Part, frozen=True, kw_only=True):
     """The result of one check; ``fix`` is empty if no action is required."""
 
     check: str
@@ -92,7 +94,7 @@ class Finding(Part, frozen=True, kw_only=True):
 class Doctor(Document, frozen=True, kw_only=True, tag=SchemaId.DOCTOR.value):
     """The findings of all checks."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[FindingDocument, ...]
 
 
 class KindCount(Part, frozen=True, kw_only=True):
@@ -117,10 +119,10 @@ class EvictedPod(Part, frozen=True, kw_only=True):
     uid: str
     namespace: str
     name: str
-    reason: Reason
+    reason: ReasonDocument
 
 
-class Effect(Part, frozen=True, kw_only=True):
+class ReloadEffectDocument(Part, frozen=True, kw_only=True):
     """The removals and evictions caused by a reload.
 
     Attributes:
@@ -134,7 +136,7 @@ class Effect(Part, frozen=True, kw_only=True):
     items: int
     frees_bytes: int
     kinds: tuple[KindCount, ...]
-    first: tuple[Decision, ...]
+    first: tuple[DecisionDocument, ...]
     thresholds: tuple[MetThreshold, ...]
     pods: tuple[EvictedPod, ...]
 
@@ -159,5 +161,5 @@ class Reload(Document, frozen=True, kw_only=True, tag=SchemaId.RELOAD.value):
     applied: bool
     changes: tuple[str, ...]
     dry_run: bool
-    effect: Effect | None = None
+    effect: ReloadEffectDocument | None = None
     grace: Grace | None = None

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from nodeagent import model
 from nodeagent.api.common import Document, Number, Part
-from nodeagent.eviction.pressure_documents import PodUsage, Signal
+from nodeagent.eviction.pressure_documents import PodUsageDocument, SignalDocument
 from nodeagent.gc.documents.holds import HoldFields
 from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
@@ -68,7 +68,7 @@ class WaitStatus(Part, frozen=True, kw_only=True, rename={"for_": "for"}):
     until: Time | None
 
 
-class RuntimeStatus(Part, frozen=True, kw_only=True):
+class RuntimeStatusDocument(Part, frozen=True, kw_only=True):
     """The container runtime.
 
     Attributes:
@@ -135,7 +135,7 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
     problem: str | UnsetType = UNSET
 
 
-class ObservationGap(Part, frozen=True, kw_only=True):
+class ObservationGapDocument(Part, frozen=True, kw_only=True):
     """A gap after which the observation of image use restarted.
 
     Attributes:
@@ -148,7 +148,7 @@ class ObservationGap(Part, frozen=True, kw_only=True):
     cause: model.GapCause
 
     @classmethod
-    def of(cls, value: model.ObservationGap) -> ObservationGap:
+    def of(cls, value: model.ObservationGap) -> ObservationGapDocument:
         """Return the document form of a gap."""
         return cls(started_at=value.started_at, ended_at=value.ended_at, cause=value.cause)
 
@@ -164,7 +164,7 @@ class ImageUse(Part, frozen=True, kw_only=True):
 
     observed_since: Time | None = None
     maximum_unused_age_s: Number | None = None
-    gaps: tuple[ObservationGap, ...] = ()
+    gaps: tuple[ObservationGapDocument, ...] = ()
 
 
 class ClockStatus(Part, frozen=True, kw_only=True):
@@ -190,7 +190,7 @@ class ClockStatus(Part, frozen=True, kw_only=True):
         return cls(**equal_fields(cls, value, detail=value.jump_text))
 
 
-class LoopStatus(Part, frozen=True, kw_only=True):
+class LoopStatusDocument(Part, frozen=True, kw_only=True):
     """One loop of the daemon.
 
     Attributes:
@@ -238,7 +238,7 @@ class PassSummary(Part, frozen=True, kw_only=True):
         return cls(**equal_fields(cls, past, end=past.result, removed=removed, planned=planned))
 
 
-class ShutdownStatus(Part, frozen=True, kw_only=True):
+class ShutdownSummary(Part, frozen=True, kw_only=True):
     """Graceful shutdown; ``lock_held`` is ``None`` if no daemon responded."""
 
     off_because: str
@@ -261,17 +261,17 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
     agent: AgentStatus
     paused: PauseStatus | None
     waiting: WaitStatus | None = None
-    runtime: RuntimeStatus
+    runtime: RuntimeStatusDocument
     pod_lists: tuple[PodListStatus, ...] = ()
     filesystems: tuple[FilesystemStatus, ...]
     conditions: tuple[str, ...]
     unrelieved: tuple[str, ...] = ()
-    signals: tuple[Signal, ...]
+    signals: tuple[SignalDocument, ...]
     image_use: ImageUse = ImageUse()
     clock: ClockStatus = ClockStatus()
-    loops: tuple[LoopStatus, ...]
+    loops: tuple[LoopStatusDocument, ...]
     last_passes: tuple[PassSummary, ...]
-    shutdown: ShutdownStatus
+    shutdown: ShutdownSummary
     holds: tuple[HoldFields, ...]
     warnings: tuple[str, ...]
 
@@ -279,9 +279,9 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
 class Top(Status, frozen=True, kw_only=True, tag=SchemaId.TOP.value):
     """The status with the usage of the pods."""
 
-    pods: PodUsage
+    pods: PodUsageDocument
 
     @classmethod
-    def of(cls, status: Status, pods: PodUsage) -> Top:
+    def of(cls, status: Status, pods: PodUsageDocument) -> Top:
         """Return the document of a status and of the pods' usage."""
         return cls(**equal_fields(cls, status, pods=pods))

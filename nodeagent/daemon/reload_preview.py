@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.common import Reason
+from nodeagent.api.common import ReasonDocument
 from nodeagent.daemon import control_documents as reload
-from nodeagent.daemon.context import SHOWN, DaemonContext, Effect, Reloaded, threshold_text
+from nodeagent.daemon.context import SHOWN, DaemonContext, Reloaded, ReloadEffect, threshold_text
 from nodeagent.daemon.control_documents import EvictedPod, Grace, KindCount, MetThreshold, Reload
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction.plan.local_storage import has_limit
-from nodeagent.eviction.plan.preview import PodEviction, first_victim, pods_over_limits
+from nodeagent.eviction.plan.preview import PreviewedEviction, first_victim, pods_over_limits
 from nodeagent.eviction.plan.state import Evaluation, EvictionState
 from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus
 from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout
@@ -39,11 +39,11 @@ class _PartialEffect:
 
     removals: tuple[Decision, ...] = ()
     thresholds: tuple[ThresholdStatus, ...] = ()
-    pods: tuple[PodEviction, ...] = ()
+    pods: tuple[PreviewedEviction, ...] = ()
     problems: list[str] = field(default_factory=list)
 
 
-async def preview_effect(settings: Settings, earlier: Settings, context: DaemonContext) -> Effect:
+async def preview_effect(settings: Settings, earlier: Settings, context: DaemonContext) -> ReloadEffect:
     """Return the effect of settings that are not in force, from a separate agent; a failure becomes its ``problem``."""
 
     async def find(partial: _PartialEffect) -> None:
@@ -68,7 +68,7 @@ async def log_reload_effect(
     stop: asyncio.Event,
     *,
     within_s: float = WITHIN_S,
-) -> Effect | None:
+) -> ReloadEffect | None:
     """Log the removals and evictions of the next passes that the earlier settings did not cause.
 
     The computation is limited to ``within_s`` seconds, since no loop runs meanwhile.
@@ -83,7 +83,7 @@ async def log_reload_effect(
     return effect
 
 
-async def until_stopped(search: Awaitable[Effect], stop: asyncio.Event) -> Effect | None:
+async def until_stopped(search: Awaitable[ReloadEffect], stop: asyncio.Event) -> ReloadEffect | None:
     """Return the result of ``search``; ``None`` if ``stop`` is set first."""
     work, stopped = asyncio.ensure_future(search), asyncio.ensure_future(stop.wait())
     try:
@@ -95,7 +95,7 @@ async def until_stopped(search: Awaitable[Effect], stop: asyncio.Event) -> Effec
         await asyncio.wait({work, stopped})
 
 
-def log_effect(effect: Effect, logger: FilteringBoundLogger) -> None:
+def log_effect(effect: ReloadEffect, logger: FilteringBoundLogger) -> None:
     """Log an effect: its removals, its evictions, and the reason if part of the effect is unknown."""
     if effect.removals:
         logger.warning(
@@ -128,11 +128,11 @@ def reload_document(value: Reloaded) -> Reload:
     )
 
 
-def _effect_document(effect: Effect) -> reload.Effect:
+def _effect_document(effect: ReloadEffect) -> reload.ReloadEffectDocument:
     by_kind: dict[ItemKind, list[Decision]] = {}
     for each in effect.removals:
         by_kind.setdefault(each.kind, []).append(each)
-    return reload.Effect(
+    return reload.ReloadEffectDocument(
         known=not effect.problem,
         problem=effect.problem,
         items=len(effect.removals),
@@ -141,19 +141,21 @@ def _effect_document(effect: Effect) -> reload.Effect:
             KindCount(kind=kind, items=len(found), frees_bytes=sum(each.frees_bytes or 0 for each in found))
             for kind, found in by_kind.items()
         ),
-        first=tuple(gc.Decision.of(each) for each in effect.removals[:SHOWN]),
+        first=tuple(gc.DecisionDocument.of(each) for each in effect.removals[:SHOWN]),
         thresholds=tuple(
             MetThreshold(text=each.threshold.text, hard=each.threshold.hard, grace_s=each.threshold.grace_s)
             for each in effect.thresholds
         ),
         pods=tuple(
-            EvictedPod(uid=each.uid, namespace=each.namespace, name=each.name, reason=Reason.of(each.reason))
+            EvictedPod(uid=each.uid, namespace=each.namespace, name=each.name, reason=ReasonDocument.of(each.reason))
             for each in effect.pods
         ),
     )
 
 
-async def _bounded(settings: Settings, find: Callable[[_PartialEffect], Awaitable[None]], within_s: float) -> Effect:
+async def _bounded(
+    settings: Settings, find: Callable[[_PartialEffect], Awaitable[None]], within_s: float
+) -> ReloadEffect:
     """Return the effect with the parts determined in time, and the reason for each missing part."""
     partial = _PartialEffect()
     try:
@@ -165,7 +167,9 @@ async def _bounded(settings: Settings, find: Callable[[_PartialEffect], Awaitabl
         partial.problems.append(str(error))
     except Exception as error:  # noqa: BLE001 - an unexpected error in a preview must not end the daemon
         partial.problems.append(f"internal error: {error!r}")
-    return Effect(settings.dry_run, partial.removals, partial.thresholds, partial.pods, "; ".join(partial.problems))
+    return ReloadEffect(
+        settings.dry_run, partial.removals, partial.thresholds, partial.pods, "; ".join(partial.problems)
+    )
 
 
 async def _find(agent: Agent, earlier: Settings, partial: _PartialEffect) -> None:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from nodeagent.api.common import Document, Part
-from nodeagent.daemon.control_documents import Finding
-from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, PauseStatus, RuntimeStatus, Status
+from nodeagent.daemon.control_documents import FindingDocument
+from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, PauseStatus, RuntimeStatusDocument, Status
 from nodeagent.model.decision import Accounting, Verdict
 from nodeagent.record import Time, equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
-    from nodeagent.gc.documents.passes import Preview
+    from nodeagent.gc.documents.passes import PreviewDocument
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 """A number of items or bytes, limited so that sums over many nodes can be formatted."""
@@ -72,7 +72,7 @@ class PlannedPass(Part, frozen=True, kw_only=True):
         return sum(each.bytes for each in self.removals)
 
     @classmethod
-    def of(cls, preview: Preview | None) -> PlannedPass:
+    def of(cls, preview: PreviewDocument | None) -> PlannedPass:
         """Return the figures of a preview; ``preview`` is ``None`` if both loops are disabled."""
         plans = () if preview is None else preview.plans
         found: dict[str, list[int | None]] = {}
@@ -115,7 +115,7 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
     observed_at: Time
     node: NodeName
     agent: AgentStatus
-    runtime: RuntimeStatus
+    runtime: RuntimeStatusDocument
     paused: PauseStatus | None
     planned: PlannedPass | None
     unplanned_because: str
@@ -123,10 +123,10 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
     conditions: tuple[str, ...]
     exceeded: tuple[str, ...]
     warnings: tuple[str, ...]
-    checks: tuple[Finding, ...] | UnsetType = UNSET
+    checks: tuple[FindingDocument, ...] | UnsetType = UNSET
 
     @classmethod
-    def of(cls, node: str, status: Status, preview: Preview | None, unplanned: str = "") -> NodeReport:
+    def of(cls, node: str, status: Status, preview: PreviewDocument | None, unplanned: str = "") -> NodeReport:
         """Return the report from a status and a preview; ``unplanned`` is the cause if the node is unobserved."""
         plans = () if preview is None else preview.plans
         warnings = [*status.warnings, *(() if preview is None else preview.warnings)]

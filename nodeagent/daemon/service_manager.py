@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.daemon.context import DaemonContext, Effect, Reloaded
+from nodeagent.daemon.context import DaemonContext, Reloaded, ReloadEffect
 from nodeagent.daemon.health import status_line
 from nodeagent.daemon.reload_preview import log_effect, preview_effect, until_stopped
 from nodeagent.errors import ConfigError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.host.systemd import Notifier
     from nodeagent.settings.settings import Settings
 
-    Preview = Callable[[Settings, Settings, DaemonContext], Awaitable[Effect]]
+    Preview = Callable[[Settings, Settings, DaemonContext], Awaitable[ReloadEffect]]
     """Returns the effect of the first settings when they replace the second settings; see ``preview_effect``."""
 
 _CHECK: Final[GuardedCall[Settings]] = GuardedCall()
@@ -105,13 +105,13 @@ class ReloadTask:
             context.swap(after)
             self._notifier.ready(status_line(context))  # first: the service manager does not wait for the runtime
             effect = await until_stopped(self._preview(after, earlier, context), stop)
-            effect = effect or Effect(after.dry_run, problem="agent is stopping")
+            effect = effect or ReloadEffect(after.dry_run, problem="agent is stopping")
             self._announce(effect, waited=waited)
         finally:
             context.announced.set()
         return Reloaded(tuple(changes), after.dry_run, effect, context.grace.left_s(), context.grace.until())
 
-    def _announce(self, effect: Effect, *, waited: bool) -> None:
+    def _announce(self, effect: ReloadEffect, *, waited: bool) -> None:
         log_effect(effect, self._context.logger)
         if self._context.grace.pending:
             announce_grace(self._context, effect)
@@ -121,7 +121,7 @@ class ReloadTask:
             self._context.logger.warning("reload_grace_ended", dry_run=False)
 
 
-def announce_grace(context: DaemonContext, effect: Effect) -> None:
+def announce_grace(context: DaemonContext, effect: ReloadEffect) -> None:
     """Start the reload grace period, and log the period with the effect of the new settings."""
     context.grace.announce()
     until = context.grace.until()

@@ -19,7 +19,7 @@ from nodeagent.daemon.report_document import NodeReport
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.eviction.plan.planner import eviction_order
 from nodeagent.eviction.plan.state import Evaluation, EvictionState
-from nodeagent.eviction.pressure_documents import PodUsage, Pressure, Signal
+from nodeagent.eviction.pressure_documents import PodUsageDocument, Pressure, SignalDocument
 from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache, SignalLayout, SignalReadings
 from nodeagent.gc.documents.holds import HoldFields
 from nodeagent.gc.documents.readings import preview_collection
@@ -118,7 +118,7 @@ async def pressure_document(reader: StatusReader, state: EvictionState | None = 
     return document
 
 
-async def pods_document(agent: Agent, reader: StatusReader, state: EvictionState | None = None) -> PodUsage:
+async def pods_document(agent: Agent, reader: StatusReader, state: EvictionState | None = None) -> PodUsageDocument:
     """Return the pods with their usage, in eviction order under memory pressure.
 
     Raises:
@@ -137,7 +137,7 @@ async def pods_document(agent: Agent, reader: StatusReader, state: EvictionState
         others=layout.others,
         removes_volumes=role.role is Role.BESIDE_KUBELET,
     )
-    return PodUsage.of(
+    return PodUsageDocument.of(
         order,
         observed_at=inventory.observed_at.at,
         warnings=inventory.warnings,
@@ -171,12 +171,12 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
         filesystems=await reader.filesystems(layout),
         conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
         unrelieved=tuple(each.text for each in evaluation.state.unrelieved.values()),
-        signals=tuple(Signal.of(each, evaluation, reader.earlier) for each in readings.observations),
+        signals=tuple(SignalDocument.of(each, evaluation, reader.earlier) for each in readings.observations),
         image_use=_image_use(agent),
         clock=documents.ClockStatus.of(clock),
         loops=_loops(context),
         last_passes=last_passes,
-        shutdown=documents.ShutdownStatus(
+        shutdown=documents.ShutdownSummary(
             off_because=agent.settings.shutdown_off_because(
                 role.role, role.reason, "" if context is None else context.pass_lock.paused_by_operator
             ),
@@ -204,7 +204,7 @@ def without_agent(context: DaemonContext) -> documents.Status:
         agent=_daemon(context, dry_run=context.dry_run, role=None, role_because=""),
         paused=_pause(context),
         waiting=_grace(context),
-        runtime=documents.RuntimeStatus(
+        runtime=documents.RuntimeStatusDocument(
             up=False if context.runtime_problem else None,
             name=None,
             version=None,
@@ -216,7 +216,7 @@ def without_agent(context: DaemonContext) -> documents.Status:
         signals=(),
         loops=_loops(context),
         last_passes=(),
-        shutdown=documents.ShutdownStatus(off_because="", lock_held=context.lock_held),
+        shutdown=documents.ShutdownSummary(off_because="", lock_held=context.lock_held),
         holds=(),
         warnings=(),
     )
@@ -258,7 +258,7 @@ def _image_use(agent: Agent) -> documents.ImageUse:
     return documents.ImageUse(
         observed_since=agent.store.observed_since(at),
         maximum_unused_age_s=maximum_s or None,
-        gaps=tuple(documents.ObservationGap.of(each) for each in reversed(agent.store.gaps(at))),
+        gaps=tuple(documents.ObservationGapDocument.of(each) for each in reversed(agent.store.gaps(at))),
     )
 
 
@@ -284,15 +284,17 @@ def _grace(context: DaemonContext | None) -> documents.WaitStatus | None:
     )
 
 
-async def _runtime(agent: Agent) -> documents.RuntimeStatus:
+async def _runtime(agent: Agent) -> documents.RuntimeStatusDocument:
     endpoint = agent.settings.endpoint or None
     try:
         async with asyncio.timeout(_RUNTIME_WITHIN_S):
             info = await agent.cri.version()
     except (NodeAgentError, TimeoutError) as error:
         problem = str(error) or f"no answer within {_RUNTIME_WITHIN_S:g} s"
-        return documents.RuntimeStatus(up=False, name=None, version=None, endpoint=endpoint, problem=problem)
-    return documents.RuntimeStatus(up=True, name=info.name, version=info.version, endpoint=info.endpoint, problem="")
+        return documents.RuntimeStatusDocument(up=False, name=None, version=None, endpoint=endpoint, problem=problem)
+    return documents.RuntimeStatusDocument(
+        up=True, name=info.name, version=info.version, endpoint=info.endpoint, problem=""
+    )
 
 
 async def _pod_lists(agent: Agent) -> tuple[documents.PodListStatus, ...]:
@@ -348,14 +350,14 @@ def _read_usage(
     return tuple(found)
 
 
-def _loops(context: DaemonContext | None) -> tuple[documents.LoopStatus, ...]:
+def _loops(context: DaemonContext | None) -> tuple[documents.LoopStatusDocument, ...]:
     if context is None:
         return ()
     statuses = sorted(context.loop_statuses.all, key=lambda each: each.name)  # the first reports arrive in any order
     return tuple(_loop(each, context) for each in statuses)
 
 
-def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> documents.LoopStatus:
+def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> documents.LoopStatusDocument:
     now_s, pause = context.clock.monotonic_s(), context.pass_lock.pause()
     activity, why, next_s = line.activity, line.reason or _dry_run_reason(line, context), line.next_run_s
     if (
@@ -364,8 +366,10 @@ def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> documents.Loo
         activity, why, next_s = loop_status.Activity.PAUSED, pause.reason, None
     due_in_s = None if next_s is None else max(0, round(next_s - now_s))
     stuck = line.report_until_s is not None and line.report_until_s < now_s
-    fields = equal_fields(documents.LoopStatus, line, activity=activity.value, why=why, due_in_s=due_in_s, stuck=stuck)
-    return documents.LoopStatus(**fields)
+    fields = equal_fields(
+        documents.LoopStatusDocument, line, activity=activity.value, why=why, due_in_s=due_in_s, stuck=stuck
+    )
+    return documents.LoopStatusDocument(**fields)
 
 
 def _dry_run_reason(line: loop_status.LoopStatus, context: DaemonContext) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SETTLE_STEP_S: Final = 0.1
 
 
-class ReclaimAction(Protocol):
+class ReclaimRunner(Protocol):
     """Node-level reclaim; see :class:`Reclaimer`."""
 
     async def run(
@@ -77,7 +77,7 @@ class PassActions(Record, kw_only=True):
 
     refused: Callable[[], Awaitable[str]]
     evictor: Evictor
-    reclaimer: ReclaimAction
+    reclaimer: ReclaimRunner
     effects: OutstandingEffects
     history: EvictionHistory
     dry_run: bool

@@ -94,12 +94,12 @@ class ApiEvictor:
     overrides_budgets: bool = False
     _memory: api_eviction.EvictionMemory = field(default_factory=api_eviction.EvictionMemory, init=False)
 
-    def held_back(self, eviction: Eviction) -> api_eviction.HeldBack | None:
+    def refused_eviction(self, eviction: Eviction) -> api_eviction.RefusedEviction | None:
         """Return the reason to postpone the request for a pod; ``None`` if the request can be sent now."""
         state, uid = self.watched.state, eviction.pod.uid
         if uid in self._memory.deletable:
             return None
-        return api_eviction.held_back(
+        return api_eviction.refused_eviction(
             self._memory,
             uid,
             state.pods,
@@ -248,9 +248,9 @@ class RoleEvictor(Record):
         """Maximum seconds until an evicted pod's space is freed; ``None`` if the agent removes its containers."""
         return KUBELET_FREED_WITHIN_S if self.is_beside_kubelet() else None
 
-    def held_back(self, eviction: Eviction) -> api_eviction.HeldBack | None:
+    def refused_eviction(self, eviction: Eviction) -> api_eviction.RefusedEviction | None:
         """Return the reason to postpone an eviction; ``None`` if the pod can be evicted now."""
-        return self.api.held_back(eviction) if self.is_beside_kubelet() else None
+        return self.api.refused_eviction(eviction) if self.is_beside_kubelet() else None
 
     def permit_deletion(self, uids: Collection[str]) -> frozenset[str]:
         """Permit the deletion of pods whose eviction was refused by a budget; return the UIDs of permitted pods."""

@@ -20,7 +20,7 @@ from nodeagent.eviction.signals import EvictionSignalReader
 from nodeagent.host.node import boot_id
 from nodeagent.model import Role
 from nodeagent.model.decision import ReasonCode
-from nodeagent.model.pressure import Measurand, Observation, Signal
+from nodeagent.model.pressure import Measurand, Signal, SignalReading
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
@@ -121,7 +121,9 @@ def _stored_state(settings: Settings) -> tuple[EvictionState, tuple[str, ...]]:
         return EvictionState(), (str(error),)
 
 
-def _simulated(observations: tuple[Observation, ...], amounts: Mapping[Measurand, Amount]) -> tuple[Observation, ...]:
+def _simulated(
+    observations: tuple[SignalReading, ...], amounts: Mapping[Measurand, Amount]
+) -> tuple[SignalReading, ...]:
     """Return the observations, with simulated amounts in place of the readings.
 
     Raises:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nodeagent.api.common import Document, DocumentError, Number, Part, Reason
-from nodeagent.eviction.pressure_documents import PodFacts
+from nodeagent.api.common import Document, DocumentError, Number, Part, ReasonDocument
+from nodeagent.eviction.pressure_documents import PodFactsDocument
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nodeagent.model import decision, pressure
 
 
-class ThresholdStatus(Part, frozen=True, kw_only=True):
+class ThresholdStatusDocument(Part, frozen=True, kw_only=True):
     """The state of one threshold; readings are ``None`` without an accepted reading of the signal.
 
     Attributes:
@@ -42,7 +42,7 @@ class ThresholdStatus(Part, frozen=True, kw_only=True):
     mountpoint: str = ""
 
     @classmethod
-    def of(cls, status: ThresholdState) -> ThresholdStatus:
+    def of(cls, status: ThresholdState) -> ThresholdStatusDocument:
         """Return the document form of a threshold's state."""
         reading = status.observation
         return cls.from_value(
@@ -80,7 +80,7 @@ class RankedPodEntry(Part, frozen=True, kw_only=True):
     memory_bytes: int | None
     pids: int | None
     reason: str
-    facts: PodFacts
+    facts: PodFactsDocument
 
     @classmethod
     def of(cls, ranked: RankedPod, reason: decision.Reason) -> RankedPodEntry:
@@ -94,7 +94,7 @@ class RankedPodEntry(Part, frozen=True, kw_only=True):
             memory_bytes=None if usage is None else usage.memory_bytes,
             pids=None if usage is None else usage.pids,
             reason=reason.code.value,
-            facts=PodFacts.of(pod),
+            facts=PodFactsDocument.of(pod),
         )
 
 
@@ -104,10 +104,10 @@ class PodDecision(Part, frozen=True, kw_only=True):
     uid: str
     name: str
     verdict: str
-    reason: Reason
+    reason: ReasonDocument
 
 
-class EvictionPlan(Part, frozen=True, kw_only=True):
+class EvictionPlanDocument(Part, frozen=True, kw_only=True):
     """The plan of an eviction pass.
 
     Attributes:
@@ -120,9 +120,9 @@ class EvictionPlan(Part, frozen=True, kw_only=True):
         blocked: reason for a plan without decisions; empty normally.
     """
 
-    threshold: ThresholdStatus | None
+    threshold: ThresholdStatusDocument | None
     reclaim: tuple[str, ...]
-    withheld: Reason | None
+    withheld: ReasonDocument | None
     victim: str | None
     grace_s: Number | None
     message: str | None
@@ -132,7 +132,7 @@ class EvictionPlan(Part, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, plan: planner.EvictionPlan) -> EvictionPlan:
+    def of(cls, plan: planner.EvictionPlan) -> EvictionPlanDocument:
         """Return the document form of a plan."""
         return cls(**_plan_fields(plan))
 
@@ -141,15 +141,15 @@ def _plan_fields(plan: planner.EvictionPlan) -> dict[str, Any]:
     by_uid = {each.id: each for each in plan.plan.decisions}
     victim = plan.victim
     return {
-        "threshold": None if plan.selected is None else ThresholdStatus.of(plan.selected),
+        "threshold": None if plan.selected is None else ThresholdStatusDocument.of(plan.selected),
         "reclaim": tuple(step.text for step in plan.reclaim),
-        "withheld": None if plan.waiting is None else Reason.of(plan.waiting),
+        "withheld": None if plan.waiting is None else ReasonDocument.of(plan.waiting),
         "victim": None if victim is None else victim.pod.uid,
         "grace_s": None if victim is None else victim.grace_s,
         "message": None if victim is None else victim.message,
         "ranking": tuple(RankedPodEntry.of(each, by_uid[each.pod.uid].reason) for each in plan.ranking),
         "decisions": tuple(
-            PodDecision(uid=each.id, name=each.name, verdict=each.verdict.value, reason=Reason.of(each.reason))
+            PodDecision(uid=each.id, name=each.name, verdict=each.verdict.value, reason=ReasonDocument.of(each.reason))
             for each in plan.plan.decisions
         ),
         "blocked": plan.plan.blocked,
@@ -157,7 +157,7 @@ def _plan_fields(plan: planner.EvictionPlan) -> dict[str, Any]:
     }
 
 
-class EvictionRecord(EvictionPlan, frozen=True, kw_only=True):
+class EvictionRecordDocument(EvictionPlanDocument, frozen=True, kw_only=True):
     """Record of an eviction in the history: its plan and its outcome.
 
     Attributes:
@@ -175,7 +175,7 @@ class EvictionRecord(EvictionPlan, frozen=True, kw_only=True):
     gained: Number | None
 
     @classmethod
-    def of_record(cls, record: actions.EvictionRecord, outcome: str) -> EvictionRecord:
+    def of_record(cls, record: actions.EvictionRecord, outcome: str) -> EvictionRecordDocument:
         """Return the document form of a record."""
         before, after = record.before, record.after
         return cls(
@@ -241,11 +241,11 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
     simulated: tuple[str, ...]
     daemon_evicts: bool
     daemon_off_because: str
-    thresholds: tuple[ThresholdStatus, ...]
+    thresholds: tuple[ThresholdStatusDocument, ...]
     conditions: tuple[str, ...]
     reclaim_first: tuple[str, ...]
-    plan: EvictionPlan
-    pods: dict[str, PodFacts]
+    plan: EvictionPlanDocument
+    pods: dict[str, PodFactsDocument]
     pod_memory_bytes: dict[str, int | None]
     warnings: tuple[str, ...]
 
@@ -267,11 +267,11 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
             simulated=tuple(simulated),
             daemon_evicts=not disabled_because,
             daemon_off_because=disabled_because,
-            thresholds=tuple(map(ThresholdStatus.of, evaluation.statuses)),
+            thresholds=tuple(map(ThresholdStatusDocument.of, evaluation.statuses)),
             conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
             reclaim_first=tuple(step.text for step in first.reclaim),
-            plan=EvictionPlan.of(then),
-            pods={each.uid: PodFacts.of(each) for each in facts},
+            plan=EvictionPlanDocument.of(then),
+            pods={each.uid: PodFactsDocument.of(each) for each in facts},
             pod_memory_bytes={each.uid: each.usage.memory_bytes if each.usage is not None else None for each in facts},
             warnings=tuple(warnings),
         )

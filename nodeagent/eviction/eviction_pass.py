@@ -22,7 +22,7 @@ from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.eviction.plan.api_eviction import HeldBack
+    from nodeagent.eviction.plan.api_eviction import RefusedEviction
     from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.eviction.plan.reclaim import ReclaimStep
@@ -240,7 +240,7 @@ class EvictionPass:
 
     def _end_after_failure(self, plan: EvictionPlan, victim: Eviction, result: EvictionResult) -> PassResult | None:
         """Return the result of a pass that ends with a failed eviction; ``None`` to try the next pod."""
-        held = self._held_back(victim)
+        held = self._refused_eviction(victim)
         if held is not None and not held.tries_next:
             return self._postponed(plan, victim, held)
         if result.outcome is EvictionOutcome.FAILED and relieves_disk(victim):
@@ -250,14 +250,14 @@ class EvictionPass:
 
     async def _admitted(
         self, make_plan: Callable[[dict[str, str]], Awaitable[EvictionPlan]], excluded: dict[str, str]
-    ) -> tuple[EvictionPlan, HeldBack | None]:
+    ) -> tuple[EvictionPlan, RefusedEviction | None]:
         """Return a plan without refused pods, and the reason to postpone its eviction; ``None`` if it may start.
 
         If every candidate is refused and the threshold is hard, the victim is the first pod that may be deleted instead
         of evicted.
         """
         plan = await make_plan(excluded)
-        while plan.victim is not None and (held := self._held_back(plan.victim)) is not None:
+        while plan.victim is not None and (held := self._refused_eviction(plan.victim)) is not None:
             if not held.tries_next:
                 return plan, held
             excluded[plan.victim.pod.uid] = held.text
@@ -269,11 +269,11 @@ class EvictionPass:
                 plan = await make_plan({uid: text for uid, text in excluded.items() if uid not in permitted})
         return plan, None
 
-    def _held_back(self, eviction: Eviction) -> HeldBack | None:
+    def _refused_eviction(self, eviction: Eviction) -> RefusedEviction | None:
         admission = self.actions.admission
-        return None if admission is None else admission.held_back(eviction)
+        return None if admission is None else admission.refused_eviction(eviction)
 
-    def _postponed(self, plan: EvictionPlan, victim: Eviction, held: HeldBack) -> PassResult:
+    def _postponed(self, plan: EvictionPlan, victim: Eviction, held: RefusedEviction) -> PassResult:
         """Log an eviction that waits for the API server; pass over its threshold, so that the next is acted on."""
         if plan.selected is not None and victim.status is not None:
             self._without_candidate |= {plan.selected.threshold}
@@ -287,7 +287,7 @@ class EvictionPass:
         )
         return PassResult.POSTPONED
 
-    async def _not_now(self, plan: EvictionPlan, victim: Eviction, held: HeldBack | None) -> PassResult | None:
+    async def _not_now(self, plan: EvictionPlan, victim: Eviction, held: RefusedEviction | None) -> PassResult | None:
         """Return the result of a pass that is postponed, stopped, paused or refused; ``None`` if it may evict.
 
         A pass is also postponed if a running reclaim step may clear the threshold after all.

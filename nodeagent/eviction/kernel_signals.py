@@ -14,7 +14,7 @@ from nodeagent.errors import ObservationError
 from nodeagent.eviction.plan.memory_model import estimate_memory
 from nodeagent.host.filesystems import is_read_only, read_filesystem
 from nodeagent.host.meminfo import MemoryReader, parse_pairs, read_number, read_text, read_totals, require
-from nodeagent.model.pressure import MemorySource, Moment, Observation, OtherImageFilesystem, Signal
+from nodeagent.model.pressure import MemorySource, Moment, OtherImageFilesystem, Signal, SignalReading
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class SignalPaths(Record):
     containerfs: str | None = None
 
 
-def read_other_filesystem(other: OtherImageFilesystem, clock: Clock) -> tuple[Observation, ...]:
+def read_other_filesystem(other: OtherImageFilesystem, clock: Clock) -> tuple[SignalReading, ...]:
     """Return the readings of an additional image filesystem.
 
     Raises:
@@ -58,7 +58,7 @@ def read_signals(  # noqa: PLR0913 - one argument for each source of the reading
     kernel_estimate: bool = False,
     memory: MemoryReader | None = None,
     root: Path = _ROOT,
-) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
+) -> tuple[tuple[SignalReading, ...], tuple[str, ...]]:
     """Return a reading of every signal of this node, and a warning for each unreadable signal.
 
     Args:
@@ -71,9 +71,9 @@ def read_signals(  # noqa: PLR0913 - one argument for each source of the reading
 
     Without paths, only kernel files are read: the kernel answers from memory, and no disk can delay the answer.
     """
-    memory, stalls = memory or MemoryReader(root), list[Observation]()
+    memory, stalls = memory or MemoryReader(root), list[SignalReading]()
 
-    def read_stalls() -> list[Observation]:
+    def read_stalls() -> list[SignalReading]:
         stalls.extend(_stalls(root, _moment(clock), "memory", Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL))
         return stalls
 
@@ -89,7 +89,7 @@ def read_signals(  # noqa: PLR0913 - one argument for each source of the reading
     return (*found, *of_filesystems), (*warnings, *unread)
 
 
-def read_filesystem_signals(paths: SignalPaths, clock: Clock) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
+def read_filesystem_signals(paths: SignalPaths, clock: Clock) -> tuple[tuple[SignalReading, ...], tuple[str, ...]]:
     """Return the readings of the filesystems, and a warning for each unreadable signal; arguments as above."""
     return _read_each(
         lambda: _filesystem(paths.nodefs, clock, Signal.NODEFS_AVAILABLE, Signal.NODEFS_INODES_FREE),
@@ -98,8 +98,8 @@ def read_filesystem_signals(paths: SignalPaths, clock: Clock) -> tuple[tuple[Obs
     )
 
 
-def _read_each(*readers: Callable[[], Iterable[Observation]]) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
-    found: list[Observation] = []
+def _read_each(*readers: Callable[[], Iterable[SignalReading]]) -> tuple[tuple[SignalReading, ...], tuple[str, ...]]:
+    found: list[SignalReading] = []
     warnings: list[str] = []
     for read in readers:
         try:
@@ -115,16 +115,16 @@ def _moment(clock: Clock) -> Moment:
 
 def _memory(
     memory: MemoryReader, now: Moment, source: MemorySource, stall_percent: float | None, *, kernel_estimate: bool
-) -> Observation:
+) -> SignalReading:
     read, capacity = memory.read(source, now.monotonic_s, kernel_estimate=kernel_estimate, stall_percent=stall_percent)
-    return Observation(Signal.MEMORY_AVAILABLE, estimate_memory(read).available, capacity, now, read)
+    return SignalReading(Signal.MEMORY_AVAILABLE, estimate_memory(read).available, capacity, now, read)
 
 
-def _stall_percent(found: Iterable[Observation]) -> float | None:
+def _stall_percent(found: Iterable[SignalReading]) -> float | None:
     return next((each.available for each in found if each.signal is Signal.MEMORY_PSI_SOME), None)
 
 
-def _allocatable(root: Path, now: Moment) -> list[Observation]:
+def _allocatable(root: Path, now: Moment) -> list[SignalReading]:
     """Return the available part of the pods' memory limit; empty without a pod cgroup or limit."""
     for name in _PODS:
         group = root / "sys/fs/cgroup" / name
@@ -136,11 +136,11 @@ def _allocatable(root: Path, now: Moment) -> list[Observation]:
         limit = int(text)
         inactive = require(parse_pairs(read_text(group / "memory.stat")), "inactive_file", group / "memory.stat")
         working_set = max(0, read_number(group / "memory.current") - inactive)
-        return [Observation(Signal.ALLOCATABLE_MEMORY_AVAILABLE, max(0, limit - working_set), limit, now)]
+        return [SignalReading(Signal.ALLOCATABLE_MEMORY_AVAILABLE, max(0, limit - working_set), limit, now)]
     return []
 
 
-def _pids(root: Path, now: Moment) -> Observation:
+def _pids(root: Path, now: Moment) -> SignalReading:
     """Return the available PIDs: the lower of two limits minus the existing threads.
 
     Source: kubelet ``pidlimit.Stats``; proc(5), ``loadavg``, ``pid_max``, ``threads-max``.
@@ -157,16 +157,16 @@ def _pids(root: Path, now: Moment) -> Observation:
     tasks = words[3].partition("/")[2] if len(words) > 3 else ""
     if not tasks.isdecimal():
         raise ObservationError(f"{path}: {' '.join(words)!r} has no task count")
-    return Observation(Signal.PID_AVAILABLE, max(0, min(limits) - int(tasks)), min(limits), now)
+    return SignalReading(Signal.PID_AVAILABLE, max(0, min(limits) - int(tasks)), min(limits), now)
 
 
-def _swap(now: Moment) -> list[Observation]:
+def _swap(now: Moment) -> list[SignalReading]:
     """Return the free swap; empty on a node without swap."""
     _, swap, free = read_totals()
-    return [Observation(Signal.SWAP_FREE, free, swap, now)] if swap else []
+    return [SignalReading(Signal.SWAP_FREE, free, swap, now)] if swap else []
 
 
-def _stalls(root: Path, now: Moment, resource: str, some: Signal, full: Signal) -> list[Observation]:
+def _stalls(root: Path, now: Moment, resource: str, some: Signal, full: Signal) -> list[SignalReading]:
     """Return the ten-second stall averages; empty on a kernel without PSI. Source: kernel psi.rst."""
     path = root / "proc/pressure" / resource
     if not path.exists():
@@ -181,19 +181,19 @@ def _stalls(root: Path, now: Moment, resource: str, some: Signal, full: Signal) 
         except (KeyError, ValueError) as error:
             raise ObservationError(f"{path}: {line!r} has no avg10") from error
         if signal is not None:
-            found.append(Observation(signal, average, 100.0, now))
+            found.append(SignalReading(signal, average, 100.0, now))
     return found
 
 
-def _filesystem(path: str | None, clock: Clock, available: Signal, inodes: Signal) -> list[Observation]:
+def _filesystem(path: str | None, clock: Clock, available: Signal, inodes: Signal) -> list[SignalReading]:
     if path is None:
         return []
     return _observations(read_filesystem(path, clock), clock, available, inodes)
 
 
-def _observations(usage: FsObservation, clock: Clock, available: Signal, inodes: Signal) -> list[Observation]:
+def _observations(usage: FsObservation, clock: Clock, available: Signal, inodes: Signal) -> list[SignalReading]:
     now = _moment(clock)
-    found = [Observation(available, usage.available_bytes, usage.capacity_bytes, now)]
+    found = [SignalReading(available, usage.available_bytes, usage.capacity_bytes, now)]
     if usage.inodes:  # Btrfs allocates inodes dynamically and reports 0
-        found.append(Observation(inodes, usage.inodes_free, usage.inodes, now))
+        found.append(SignalReading(inodes, usage.inodes_free, usage.inodes, now))
     return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.eviction.plan.reclaim import (
     CacheStep,
-    PodCache,
+    PodPageCache,
     StepReading,
     fault_of_step,
     missing_bytes,
@@ -15,7 +15,7 @@ from nodeagent.eviction.plan.reclaim import (
 )
 from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cgroups import CgroupCache, is_writable, read_cache, reclaim_cache
-from nodeagent.model.pressure import Observation, PodFacts, QosClass, Signal
+from nodeagent.model.pressure import PodFacts, QosClass, Signal, SignalReading
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
@@ -133,7 +133,7 @@ class PageCache:
         now_s = self._clock.monotonic_s()
         return None if cache is None else StepReading(cache.working_set_bytes, cache.stall_us, now_s)
 
-    async def _memory(self) -> Observation | None:
+    async def _memory(self) -> SignalReading | None:
         readings = await self._signals.read(filesystems=False)
         return next((each for each in readings.observations if each.signal is Signal.MEMORY_AVAILABLE), None)
 
@@ -142,11 +142,11 @@ class PageCache:
         return any(each.signal is Signal.SWAP_FREE for each in readings.observations)
 
 
-def _is_cleared(threshold: Threshold, reading: Observation) -> bool:
+def _is_cleared(threshold: Threshold, reading: SignalReading) -> bool:
     return not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
 
 
-def _is_short(threshold: Threshold, reading: Observation) -> bool:
+def _is_short(threshold: Threshold, reading: SignalReading) -> bool:
     """Return whether MemAvailable, the kernel's estimate, meets a threshold too; true if the estimate is unknown."""
     kernel = reading.kernel_available
     return kernel is None or kernel < threshold.limit(reading.capacity, with_reclaim=True)
@@ -155,7 +155,7 @@ def _is_short(threshold: Threshold, reading: Observation) -> bool:
 class CacheReclaimer(Protocol):
     """Access to the page cache of pods: readings and reclaim."""
 
-    async def read(self, pods: PodInventory) -> tuple[PodCache, ...]:
+    async def read(self, pods: PodInventory) -> tuple[PodPageCache, ...]:
         """Return the page cache of each pod; pods with an unknown memory request or unreadable cgroups are omitted."""
 
     async def read_one(self, handle: PodHandle) -> CgroupCache | None:
@@ -174,7 +174,7 @@ class CacheReclaimer(Protocol):
 class CgroupCacheReclaimer:
     """Reclaimer through ``memory.reclaim`` of the pods' cgroups; see :class:`CacheReclaimer`."""
 
-    async def read(self, pods: PodInventory) -> tuple[PodCache, ...]:
+    async def read(self, pods: PodInventory) -> tuple[PodPageCache, ...]:
         """Return the page cache of each pod; pods with an unknown memory request or unreadable cgroups are omitted."""
         return await call_kernel(_read_all, pods)
 
@@ -198,7 +198,7 @@ class CgroupCacheReclaimer:
         return next(filter(None, errors), "")
 
 
-def _read_all(pods: PodInventory) -> tuple[PodCache, ...]:
+def _read_all(pods: PodInventory) -> tuple[PodPageCache, ...]:
     found = []
     for pod in pods.facts:
         request_bytes = _request_bytes(pod)
@@ -206,7 +206,7 @@ def _read_all(pods: PodInventory) -> tuple[PodCache, ...]:
         if cache is not None and request_bytes is not None:
             protected = max(cache.low_bytes, request_bytes)
             found.append(
-                PodCache(pod.uid, cache.active_bytes, cache.inactive_bytes, cache.working_set_bytes, protected)
+                PodPageCache(pod.uid, cache.active_bytes, cache.inactive_bytes, cache.working_set_bytes, protected)
             )
     return tuple(found)
 

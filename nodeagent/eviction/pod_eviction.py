@@ -12,7 +12,7 @@ from nodeagent.eviction.actions import EvictionRecord, Monitors, PassActions
 from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.eviction.plan.effects import VISIBLE_WITHIN_S, effects_of_eviction, extended
 from nodeagent.eviction.plan.preview import SOONEST_S
-from nodeagent.eviction.plan.ranking import Eviction, Placement
+from nodeagent.eviction.plan.ranking import Eviction, RankingInput
 from nodeagent.eviction.plan.reclaim import Shortage, shortage_of
 from nodeagent.eviction.plan.state import record_eviction
 from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold
@@ -133,7 +133,7 @@ class PodEviction:
         effects = effects_of_eviction(
             eviction,
             readings.observations,
-            Placement(layout.layout, layout.others, removes_volumes=self._actions.removes_volumes()),
+            RankingInput(layout.layout, layout.others, removes_volumes=self._actions.removes_volumes()),
             readings.at,
         )
         admission = self._actions.admission

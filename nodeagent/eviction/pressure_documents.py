@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from nodeagent.api.common import Document, Number, Part, Reason
+from nodeagent.api.common import Document, Number, Part, ReasonDocument
 from nodeagent.eviction.plan import memory_model
 from nodeagent.model import decision, pressure
 from nodeagent.model.pressure import MemoryCounters, MemoryPart, NodeMemory
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nodeagent.eviction.signals import SignalLayout, SignalReadings
 
 
-class Threshold(Part, frozen=True, kw_only=True):
+class ThresholdDocument(Part, frozen=True, kw_only=True):
     """A threshold of a signal.
 
     Attributes:
@@ -34,14 +34,14 @@ class Threshold(Part, frozen=True, kw_only=True):
     distance: Number | None
 
     @classmethod
-    def of(cls, status: ThresholdStatus, available: float) -> Threshold:
+    def of(cls, status: ThresholdStatus, available: float) -> ThresholdDocument:
         """Return the document form of a threshold; ``available`` is the reading of its signal."""
         limit = status.limit
         distance = None if limit is None else abs(available - limit) * (-1 if status.met else 1)
         return cls(text=status.threshold.text, value=limit, met=status.met, distance=distance)
 
 
-class Signal(Part, frozen=True, kw_only=True):
+class SignalDocument(Part, frozen=True, kw_only=True):
     """One reading of a signal.
 
     Attributes:
@@ -55,18 +55,20 @@ class Signal(Part, frozen=True, kw_only=True):
     capacity: Number
     observed_at: Time
     change_per_s: Number | None
-    thresholds: tuple[Threshold, ...]
+    thresholds: tuple[ThresholdDocument, ...]
     mountpoint: str = ""
 
     @classmethod
-    def of(cls, reading: pressure.Observation, evaluation: Evaluation, earlier: SignalReadings | None) -> Signal:
+    def of(
+        cls, reading: pressure.SignalReading, evaluation: Evaluation, earlier: SignalReadings | None
+    ) -> SignalDocument:
         """Return the document form of a reading with its thresholds; ``earlier`` are the previous readings."""
         return cls.from_value(
             reading,
             observed_at=reading.observed_at.at,
             change_per_s=change_per_s(reading, earlier),
             thresholds=tuple(
-                Threshold.of(each, reading.available)
+                ThresholdDocument.of(each, reading.available)
                 for each in evaluation.statuses
                 if each.threshold.measurand == reading.measurand
             ),
@@ -137,7 +139,7 @@ class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value)
     layout: str
     conditions: tuple[str, ...]
     unrelieved: tuple[str, ...] = ()
-    signals: tuple[Signal, ...]
+    signals: tuple[SignalDocument, ...]
     warnings: tuple[str, ...]
     memory: Memory | None = None
 
@@ -155,7 +157,7 @@ class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value)
             layout=layout.layout.value,
             conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
             unrelieved=tuple(each.text for each in evaluation.state.unrelieved.values()),
-            signals=tuple(Signal.of(each, evaluation, earlier) for each in readings.observations),
+            signals=tuple(SignalDocument.of(each, evaluation, earlier) for each in readings.observations),
             warnings=tuple(warnings),
             memory=_memory(readings, evaluation),
         )
@@ -168,7 +170,7 @@ def _memory(readings: SignalReadings, evaluation: Evaluation) -> Memory | None:
     return Memory.of(memory, memory.counters, evaluation)
 
 
-def change_per_s(reading: pressure.Observation, earlier: SignalReadings | None) -> float | None:
+def change_per_s(reading: pressure.SignalReading, earlier: SignalReadings | None) -> float | None:
     """Return the change of a signal per second since its earlier reading; ``None`` without an earlier reading."""
     observations = earlier.observations if earlier else ()
     before = next((each for each in observations if each.measurand == reading.measurand), None)
@@ -178,39 +180,39 @@ def change_per_s(reading: pressure.Observation, earlier: SignalReadings | None) 
     return (reading.available - before.available) / passed_s if passed_s > 0 else None
 
 
-class Fact(Part, frozen=True, kw_only=True):
+class FactDocument(Part, frozen=True, kw_only=True):
     """A fact about a pod and its source; the value is ``None`` if the source is ``missing``."""
 
     value: bool | int | float | str | None
     source: str
 
     @classmethod
-    def of(cls, fact: pressure.Fact[object]) -> Fact:
+    def of(cls, fact: pressure.Fact[object]) -> FactDocument:
         """Return the document form of a fact."""
         value = fact.value
         shown = value if value is None or isinstance(value, bool | int | float | str) else str(value)
         return cls(value=shown, source=fact.source.value)
 
 
-class PodFacts(Part, frozen=True, kw_only=True):
+class PodFactsDocument(Part, frozen=True, kw_only=True):
     """The facts about a pod that are relevant for eviction."""
 
-    priority: Fact
-    qos: Fact
-    static: Fact
-    mirror: Fact
-    critical: Fact
-    memory_request_bytes: Fact
-    ephemeral_request_bytes: Fact
-    termination_grace_s: Fact
+    priority: FactDocument
+    qos: FactDocument
+    static: FactDocument
+    mirror: FactDocument
+    critical: FactDocument
+    memory_request_bytes: FactDocument
+    ephemeral_request_bytes: FactDocument
+    termination_grace_s: FactDocument
     priority_class: str
     contradictions: tuple[str, ...]
 
     @classmethod
-    def of(cls, pod: pressure.PodFacts) -> PodFacts:
+    def of(cls, pod: pressure.PodFacts) -> PodFactsDocument:
         """Return the document form of a pod's facts."""
         values = ((name, getattr(pod, name)) for name in cls.__struct_fields__)
-        facts = {name: Fact.of(value) for name, value in values if isinstance(value, pressure.Fact)}
+        facts = {name: FactDocument.of(value) for name, value in values if isinstance(value, pressure.Fact)}
         return cls.from_value(pod, **facts)
 
 
@@ -232,8 +234,8 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
     writable_bytes: int | None
     logs_bytes: int | None
     volumes_bytes: int | None
-    kept_because: Reason | None
-    facts: PodFacts
+    kept_because: ReasonDocument | None
+    facts: PodFactsDocument
 
     @classmethod
     def of(cls, ranked: RankedPod, kept: decision.Reason | None) -> RankedPodUsage:
@@ -248,12 +250,12 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
             writable_bytes=usage.writable.used_bytes if usage else None,
             logs_bytes=usage.logs.used_bytes if usage else None,
             volumes_bytes=usage.volumes.used_bytes if usage else None,
-            kept_because=None if kept is None else Reason.of(kept),
-            facts=PodFacts.of(pod),
+            kept_because=None if kept is None else ReasonDocument.of(kept),
+            facts=PodFactsDocument.of(pod),
         )
 
 
-class PodUsage(Document, frozen=True, kw_only=True, tag=SchemaId.POD_USAGE.value):
+class PodUsageDocument(Document, frozen=True, kw_only=True, tag=SchemaId.POD_USAGE.value):
     """The pods with their usage, in eviction order under memory pressure."""
 
     observed_at: Time
@@ -267,7 +269,7 @@ class PodUsage(Document, frozen=True, kw_only=True, tag=SchemaId.POD_USAGE.value
         *,
         observed_at: datetime,
         warnings: Iterable[str],
-    ) -> PodUsage:
+    ) -> PodUsageDocument:
         """Return the document of the pods in eviction order; see ``eviction_order``."""
         return cls(
             observed_at=observed_at,

@@ -33,7 +33,7 @@ from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.meminfo import MemoryReader
 from nodeagent.model import ImageFilesystem
-from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem
+from nodeagent.model.pressure import FilesystemLayout, Moment, OtherImageFilesystem, SignalReading
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 FindImageFilesystems = Callable[[], Awaitable[tuple[ImageFilesystem, ...]]]
 
 
-_Read = tuple[tuple[Observation, ...], tuple[str, ...]]
+_Read = tuple[tuple[SignalReading, ...], tuple[str, ...]]
 """Readings, and a sentence for each unreadable signal."""
 
 _NOTHING: Final[_Read] = ((), ())
@@ -85,7 +85,7 @@ class SignalReadings(Record):
         at: the time after the last reading.
     """
 
-    observations: tuple[Observation, ...]
+    observations: tuple[SignalReading, ...]
     unread: tuple[str, ...]
     at: Moment
 
@@ -266,7 +266,7 @@ class EvictionSignalReader:
         return (*first[0], *others[0]), unread
 
     def _read_others(self, others: tuple[OtherImageFilesystem, ...]) -> _Read:
-        found, unread = list[Observation](), list[str]()
+        found, unread = list[SignalReading](), list[str]()
         for each in others:
             try:
                 found += read_other_filesystem(each, self._clock)
@@ -302,7 +302,7 @@ class EvictionSignalReader:
         return Moment(self._clock.now(), self._clock.monotonic_s())
 
 
-def _is_short(thresholds: Iterable[Threshold], observations: Iterable[Observation]) -> bool:
+def _is_short(thresholds: Iterable[Threshold], observations: Iterable[SignalReading]) -> bool:
     """Return whether a threshold is met for which the eviction of a pod frees memory or PIDs."""
     readings = {each.measurand: each for each in observations}
     for threshold in thresholds:

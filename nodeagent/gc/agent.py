@@ -18,7 +18,7 @@ from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.agent_parts import open_parts, pass_lock
 from nodeagent.gc.collector import MAX_ROUNDS, Collector
 from nodeagent.gc.executor import BatchRemover, DryRunWatch, PassEnd, PassReport, Remover, Result
-from nodeagent.gc.guard import DEFAULT_SETTLE_S, HURRIED_SETTLE_S, RuntimeReader
+from nodeagent.gc.guard import DEFAULT_SETTLE_S, HURRIED_SETTLE_S, CurrentReader
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.image_removers import TransactionalImageRemover
 from nodeagent.gc.logs import HostLogs, LeakRemover, LogLinkRemover, PodLogRemover
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.gc.plan.breakdown import Breakdown
-    from nodeagent.gc.snapshot.node import Observer
+    from nodeagent.gc.snapshot.node import NodeSnapshotReader
     from nodeagent.pods.reader import PodReader
     from nodeagent.pods.sources import BoundPods
     from nodeagent.pods.watched import WatchedPods
@@ -85,7 +85,7 @@ class Agent:
     store: Store
     history: History
     history_writer: HistoryWriter
-    observer: Observer
+    observer: NodeSnapshotReader
     collector: Collector
     recovery: RemovalRecovery
     undo: ImageUndo
@@ -434,7 +434,7 @@ class RemoverFactory(Record):
         """Return the remover of each kind of item."""
         # Without a storage graph, containerd's records were unreadable at the observation: the guards use CRI alone.
         storage = self.storage if snapshot.storage is not None else CriOnlyStorage()
-        reader = RuntimeReader(
+        reader = CurrentReader(
             self.cri,
             storage,
             snapshot,
@@ -455,7 +455,7 @@ class RemoverFactory(Record):
 
     def _image_remover(
         self,
-        reader: RuntimeReader,
+        reader: CurrentReader,
         snapshot: NodeSnapshot,
         policy: GCPolicy,
         undo: UndoTerms | None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from nodeagent.clock import Clock, SystemClock
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.pass_state import Preview, preview_pass
-from nodeagent.gc.snapshot.node import Observer, StoredSnapshotUsage
+from nodeagent.gc.snapshot.node import NodeSnapshotReader, StoredSnapshotUsage
 from nodeagent.host.container_processes import find_running
 from nodeagent.host.database_revision import read_database_revision
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
@@ -78,10 +78,10 @@ class AgentParts(Record):
         """Return whether the wall clock agrees with the recorded times of this node."""
         return self.store.is_wall_trusted(read_clocks(self.clock, boot_id()))
 
-    def make_observer(self) -> Observer:
+    def make_observer(self) -> NodeSnapshotReader:
         """Return the reader of the node's snapshots."""
         settings = self.settings
-        return Observer(
+        return NodeSnapshotReader(
             self.cri,
             self.storage,
             imagefs_path=settings.imagefs_path,
@@ -176,7 +176,7 @@ class Previewer(Record):
     """Observer and planner of a node, with the settings; writes no state files."""
 
     settings: Settings
-    observer: Observer
+    observer: NodeSnapshotReader
 
     async def preview(self, scope: Scope) -> Preview:
         """Observe and plan a pass without any change to the node."""

@@ -26,9 +26,9 @@ from nodeagent.gc.executor import (
 )
 from nodeagent.gc.pass_state import (
     Measurement,
-    Observer,
     PassProgress,
     Preview,
+    SnapshotReader,
     is_relieved,
     plans_for_saved,
     preview_pass,
@@ -73,7 +73,7 @@ class Collector(Record):
         dry_run: whether passes only report the planned removals.
     """
 
-    observer: Observer
+    observer: SnapshotReader
     make_removers: MakeRemovers
     policy: GCPolicy
     clock: Clock

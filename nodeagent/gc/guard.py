@@ -42,7 +42,7 @@ _CONCURRENCY = 8
 
 
 @dataclass(eq=False)
-class RuntimeReader:
+class CurrentReader:
     """Reader of the current images, containers and sandboxes.
 
     Facts that never change for an id (the image of a sandbox, the images mounted by a container) are copied from the

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.gc.executor import Outcome, Result, caught
-from nodeagent.gc.guard import DEFAULT_SETTLE_S, RuntimeReader, Waits
+from nodeagent.gc.guard import DEFAULT_SETTLE_S, CurrentReader, Waits
 from nodeagent.gc.removers import ImageRemover, changed_since
 from nodeagent.gc.transaction import (
     Candidate,
@@ -124,7 +124,7 @@ class TransactionalImageRemover(ImageRemover):
 
     def __init__(  # noqa: PLR0913 - the guard's arguments and the image service
         self,
-        reader: RuntimeReader,
+        reader: CurrentReader,
         actions: CriClient,
         policy: ImageGCPolicy,
         template: NodeSnapshot,

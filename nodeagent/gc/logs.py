@@ -21,7 +21,7 @@ from nodeagent.record import Record, replace
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.errors import NodeAgentError
-    from nodeagent.gc.guard import RuntimeReader
+    from nodeagent.gc.guard import CurrentReader
     from nodeagent.gc.plan.policy import PodLogPolicy
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
@@ -31,7 +31,7 @@ class PodLogRemover:
     """Remover of one pod log directory, after a new reading of the directory tree."""
 
     def __init__(
-        self, reader: RuntimeReader, logs: HostLogs, policy: PodLogPolicy, template: NodeSnapshot, *, clock: Clock
+        self, reader: CurrentReader, logs: HostLogs, policy: PodLogPolicy, template: NodeSnapshot, *, clock: Clock
     ) -> None:
         """Compose the remover; ``policy`` and ``template`` are those of the plan."""
         self._reader = reader

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nodeagent.settings.settings import Settings
 
 
-class Observer(Protocol):
+class SnapshotReader(Protocol):
     """Source of node snapshots."""
 
     async def observe(self, scope: Scope) -> NodeSnapshot:
@@ -82,7 +82,7 @@ class Preview(Record):
         return (PassEnd.COMPLETE if self.acts else PassEnd.NOTHING_TO_DO), ""
 
 
-async def preview_pass(observer: Observer, policy: GCPolicy, scope: Scope) -> Preview:
+async def preview_pass(observer: SnapshotReader, policy: GCPolicy, scope: Scope) -> Preview:
     """Observe and plan a pass without any change to the node.
 
     Plans are computed in a thread, since planning for a large node would delay the other tasks of the daemon.

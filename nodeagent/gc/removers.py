@@ -22,7 +22,7 @@ from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
-    from nodeagent.gc.guard import RuntimeReader
+    from nodeagent.gc.guard import CurrentReader
     from nodeagent.gc.logs import HostLogs
     from nodeagent.gc.plan.policy import ImageGCPolicy
     from nodeagent.runtime.containerd_records import StoredImage
@@ -42,7 +42,7 @@ class ImageRemover:
 
     def __init__(  # noqa: PLR0913 - inputs of the second planning
         self,
-        reader: RuntimeReader,
+        reader: CurrentReader,
         actions: CriClient,
         policy: ImageGCPolicy,
         template: NodeSnapshot,
@@ -166,7 +166,7 @@ class ContainerRemover(Record):
     Source: kubelet ``removeContainer``; CRI ``RemoveContainer``.
     """
 
-    reader: RuntimeReader
+    reader: CurrentReader
     actions: CriClient
     logs: HostLogs
 
@@ -210,7 +210,7 @@ class SandboxRemover(Record):
     Source: kubelet ``removeSandbox``; CRI ``StopPodSandbox``, ``RemovePodSandbox``.
     """
 
-    reader: RuntimeReader
+    reader: CurrentReader
     actions: CriClient
 
     async def remove(self, decision: Decision) -> Result:
@@ -239,7 +239,7 @@ class SandboxRemover(Record):
         return Result(decision, Outcome.DONE, await _leftover_layer(self.reader, decision.id))
 
 
-async def _leftover_layer(reader: RuntimeReader, container_id: str) -> str:
+async def _leftover_layer(reader: CurrentReader, container_id: str) -> str:
     """Return a warning if the writable layer of a removed container or sandbox remains; otherwise empty."""
     remains = await reader.has_writable_layer(container_id)
     if remains is None:

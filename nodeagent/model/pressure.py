@@ -118,7 +118,7 @@ class Moment(Record):
     monotonic_s: float
 
 
-class Observation(Record):
+class SignalReading(Record):
     """One reading of one signal, before validation.
 
     Attributes:

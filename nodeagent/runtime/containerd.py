@@ -373,7 +373,7 @@ class ContainerdClient:
             ]
         return tuple(found)
 
-    async def list_leases(self) -> tuple[records.Lease, ...]:
+    async def list_leases(self) -> tuple[records.ContentLease, ...]:
         """Return every lease, including expired ones."""
         got = await self._call(_LEASES, leases_pb2.ListRequest())
         return tuple(map(records.decode_lease_record, got.leases))

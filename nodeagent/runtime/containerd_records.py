@@ -118,7 +118,7 @@ class StoredContainer(Record):
     labels: Mapping[str, str]
 
 
-class Lease(Record):
+class ContentLease(Record):
     """A containerd lease, which protects its resources from garbage collection. Source: ``leases.v1.Lease``."""
 
     id: str
@@ -168,9 +168,9 @@ def decode_encoded_image(encoded: bytes) -> StoredImage:
     return decode_stored_image(images_pb2.Image.FromString(encoded))
 
 
-def decode_lease_record(message: leases_pb2.Lease) -> Lease:
+def decode_lease_record(message: leases_pb2.Lease) -> ContentLease:
     """Return the lease in a message."""
-    return Lease(message.id, dict(message.labels), _stamp(message.created_at))
+    return ContentLease(message.id, dict(message.labels), _stamp(message.created_at))
 
 
 def decode_blob(message: content_pb2.Info, texts: dict[str, str] | None = None) -> Blob:
@@ -257,6 +257,6 @@ REMOVED: Final = "removed"
 """Value of ``KIND_LABEL`` after the decision to remove: the names can be restored until the lease expires."""
 
 
-def is_undo(lease: Lease) -> bool:
+def is_undo(lease: ContentLease) -> bool:
     """Return whether a lease keeps the content of removed images until their undo window ends."""
     return lease.labels.get(KIND_LABEL) == REMOVED

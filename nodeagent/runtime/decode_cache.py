@@ -149,9 +149,9 @@ class DecodeCache(Generic[Answer, Item, Value]):
         self.reuses = reuses
         self.known: _Known[Answer, Item, Value] = _Known(by_digest=True)
 
-    def start(self) -> Listing[Answer, Item, Value]:
+    def start(self) -> CachedList[Answer, Item, Value]:
         """Return a new listing without parts."""
-        return Listing(self)
+        return CachedList(self)
 
     async def read(self, parts: AsyncIterator[Answer]) -> tuple[Value, ...]:
         """Return the values of a listing from its parts; see :meth:`Listing.finish`."""
@@ -161,7 +161,7 @@ class DecodeCache(Generic[Answer, Item, Value]):
         return listing.finish()
 
 
-class Listing(Generic[Answer, Item, Value]):
+class CachedList(Generic[Answer, Item, Value]):
     """One listing, decoded part by part; an unfinished listing does not change the cache."""
 
     def __init__(self, cache: DecodeCache[Answer, Item, Value]) -> None:

@@ -44,7 +44,7 @@ from nodeagent.runtime.containerd_records import (
     KIND_LABEL,
     REMOVED,
     Blob,
-    Lease,
+    ContentLease,
     LeasedResource,
     StoredImage,
     decode_encoded_image,
@@ -330,7 +330,7 @@ def encode_names(names: Iterable[ImageName]) -> dict[str, str]:
     return labels
 
 
-def decode_lease(lease: Lease) -> OpenRemoval:
+def decode_lease(lease: ContentLease) -> OpenRemoval:
     """Return the removal of a lease with ``KIND_LABEL``; names that cannot be decoded are omitted."""
     names, damaged = [], False
     for text in _joined(lease.labels):
@@ -462,7 +462,7 @@ class UndoLeases:
             await self._leases.release(each.lease_id, sync=collect and position == len(pending))
 
 
-def _decode(lease: Lease) -> UndoableRemoval:
+def _decode(lease: ContentLease) -> UndoableRemoval:
     removal = decode_lease(lease)
     return UndoableRemoval(
         removal.lease_id,

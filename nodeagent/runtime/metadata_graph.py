@@ -20,7 +20,7 @@ from nodeagent.record import Record
 from nodeagent.runtime.containerd_records import (
     GC_LABELS,
     Blob,
-    Lease,
+    ContentLease,
     LeasedResource,
     Snapshot,
     StoredContainer,
@@ -44,7 +44,7 @@ _LAYER_REF = "containerd.io/gc.ref.content.l."
 _PLATFORM_REF = "containerd.io/gc.ref.content.m."
 
 
-class Node(NamedTuple):
+class GraphNode(NamedTuple):
     """One object in the metadata; ``kind`` is a resource type as in leases, such as ``snapshots/SNAPSHOTTER``."""
 
     kind: str
@@ -65,9 +65,9 @@ class References(Record):
         has_layers: whether the object references layers.
     """
 
-    to: tuple[Node, ...] = ()
-    back: tuple[Node, ...] = ()
-    optional: tuple[Node, ...] = ()
+    to: tuple[GraphNode, ...] = ()
+    back: tuple[GraphNode, ...] = ()
+    optional: tuple[GraphNode, ...] = ()
     root: bool = False
     has_layers: bool = False
     unknown: bool = False
@@ -95,44 +95,44 @@ class Stored:
     def __init__(self, blobs: Mapping[str, Blob], snapshots: Mapping[str, Mapping[str, Snapshot]]) -> None:
         self.blobs = blobs
         self.snapshots = snapshots
-        self.edges: dict[Node, tuple[Node, ...]] = {}
-        self.optional: set[Node] = set()
-        self.with_layers: set[Node] = set()
-        self.rooted: set[Node] = set()
-        self.held: set[Node] = set()
+        self.edges: dict[GraphNode, tuple[GraphNode, ...]] = {}
+        self.optional: set[GraphNode] = set()
+        self.with_layers: set[GraphNode] = set()
+        self.rooted: set[GraphNode] = set()
+        self.held: set[GraphNode] = set()
         self.snapshotters: Counter[str] = Counter()
         # Equal nodes share one object to save memory: a graph has tens of thousands of nodes, each in several edges.
         # The nodes of existing objects are added first, since they share the texts of the records.
         interned = {node: node for node in self._nodes()}
-        self.existing: set[Node] = set(interned)
+        self.existing: set[GraphNode] = set(interned)
         for node in tuple(interned):
             self._add(node, interned)
         self.held.update(
             self.with_ids({each for node in self.held for each in references(self._record(node).labels).named})
         )
 
-    def _nodes(self) -> Iterator[Node]:
-        yield from (Node(CONTENT, digest) for digest in self.blobs)
+    def _nodes(self) -> Iterator[GraphNode]:
+        yield from (GraphNode(CONTENT, digest) for digest in self.blobs)
         for name, listed in self.snapshots.items():
             kind = SNAPSHOTS + name
-            yield from (Node(kind, key) for key in listed)
+            yield from (GraphNode(kind, key) for key in listed)
 
-    def with_ids(self, ids: Collection[str]) -> list[Node]:
+    def with_ids(self, ids: Collection[str]) -> list[GraphNode]:
         """Return every blob and snapshot with one of these ids."""
         if not ids:
             return []
         kinds = (CONTENT, *(SNAPSHOTS + name for name in self.snapshots))
-        return [node for each in sorted(ids) for kind in kinds if (node := Node(kind, each)) in self.existing]
+        return [node for each in sorted(ids) for kind in kinds if (node := GraphNode(kind, each)) in self.existing]
 
-    def _record(self, node: Node) -> Blob | Snapshot:
+    def _record(self, node: GraphNode) -> Blob | Snapshot:
         if node.kind == CONTENT:
             return self.blobs[node.id]
         return self.snapshots[node.kind.removeprefix(SNAPSHOTS)][node.id]
 
-    def _add(self, node: Node, interned: dict[Node, Node]) -> None:
+    def _add(self, node: GraphNode, interned: dict[GraphNode, GraphNode]) -> None:
         record = self._record(node)
         found = references(record.labels) if record.labels else _NO_REFERENCES
-        parent = (Node(node.kind, record.parent),) if isinstance(record, Snapshot) and record.parent else ()
+        parent = (GraphNode(node.kind, record.parent),) if isinstance(record, Snapshot) and record.parent else ()
         if parent or found.to:
             targets = (interned.setdefault(each, each) for each in (*parent, *found.to))
             self.edges[node] = (*self.edges.get(node, ()), *targets)
@@ -163,12 +163,12 @@ class Inventory(Record):
     stored: Stored
     images: tuple[StoredImage, ...] = ()
     containers: tuple[StoredContainer, ...] = ()
-    leases: tuple[tuple[Lease, tuple[LeasedResource, ...]], ...] = ()
+    leases: tuple[tuple[ContentLease, tuple[LeasedResource, ...]], ...] = ()
     expected: frozenset[str] = frozenset()
     foreign: frozenset[str] = frozenset()
     snapshotter: str = DEFAULT_SNAPSHOTTER
 
-    def closure(self, starts: Iterable[Node]) -> dict[Node, None]:
+    def closure(self, starts: Iterable[GraphNode]) -> dict[GraphNode, None]:
         """Return ``starts`` and all nodes reachable from these nodes, existing or missing, in a fixed order."""
         edges, reached = self.stored.edges, dict.fromkeys(starts)
         stack = list(reversed(reached))
@@ -179,26 +179,26 @@ class Inventory(Record):
                     stack.append(node)
         return reached
 
-    def referenced_by_images(self, images: Iterable[StoredImage]) -> dict[Node, None]:
+    def referenced_by_images(self, images: Iterable[StoredImage]) -> dict[GraphNode, None]:
         """Return all nodes reachable from image names."""
-        starts: list[Node] = []
+        starts: list[GraphNode] = []
         for image in images:
-            starts += (Node(CONTENT, image.target), Node(IMAGES, image.name), *self._named_by(image.labels))
+            starts += (GraphNode(CONTENT, image.target), GraphNode(IMAGES, image.name), *self._named_by(image.labels))
         return self.closure(starts)
 
-    def referenced_by_containers(self) -> dict[Node, None]:
+    def referenced_by_containers(self) -> dict[GraphNode, None]:
         """Return all nodes reachable from containers: their writable snapshots and all parent snapshots."""
         return self.closure(node for container in self.containers for node in self._starts_of(container))
 
-    def references_by_container(self, index: Mapping[Node, int]) -> dict[str, tuple[int, ...]]:
+    def references_by_container(self, index: Mapping[GraphNode, int]) -> dict[str, tuple[int, ...]]:
         """Return the positions in ``index`` of the nodes reachable from each container, by container id.
 
         Containers with the same image usually share the result, since only their writable snapshots differ.
         """
-        edges, shared = self.stored.edges, dict[tuple[Node, ...], tuple[int, ...]]()
+        edges, shared = self.stored.edges, dict[tuple[GraphNode, ...], tuple[int, ...]]()
         found = {}
         for container in self.containers:
-            starts: list[Node] = []
+            starts: list[GraphNode] = []
             for node in self._starts_of(container):
                 starts += (node,) if node in index else edges.get(node, ())
             key = tuple(starts)
@@ -207,22 +207,22 @@ class Inventory(Record):
             found[container.id] = shared[key]
         return found
 
-    def _starts_of(self, container: StoredContainer) -> tuple[Node, ...]:
-        own = (Node(CONTAINERS, container.id), *self._named_by(container.labels))
+    def _starts_of(self, container: StoredContainer) -> tuple[GraphNode, ...]:
+        own = (GraphNode(CONTAINERS, container.id), *self._named_by(container.labels))
         if not container.snapshotter:
             return own
-        return (*own, Node(SNAPSHOTS + container.snapshotter, container.snapshot_key))
+        return (*own, GraphNode(SNAPSHOTS + container.snapshotter, container.snapshot_key))
 
-    def _named_by(self, labels: Mapping[str, str]) -> tuple[Node, ...]:
+    def _named_by(self, labels: Mapping[str, str]) -> tuple[GraphNode, ...]:
         """Return the nodes referenced by the labels of an image name or a container."""
         found = references(labels)
         return (*found.to, *self.stored.with_ids(found.named)) if found.named else found.to
 
-    def referenced_by_unknown_labels(self) -> dict[Node, None]:
+    def referenced_by_unknown_labels(self) -> dict[GraphNode, None]:
         """Return all nodes reachable from blobs and snapshots with labels of unknown meaning."""
         return self.closure(sorted(self.stored.held))
 
-    def referenced_by_leases(self, counts: Callable[[Lease], bool] = lambda _: True) -> set[Node]:
+    def referenced_by_leases(self, counts: Callable[[ContentLease], bool] = lambda _: True) -> set[GraphNode]:
         """Return all nodes reachable from leases; a flat lease references its blobs without their own references.
 
         Args:
@@ -230,21 +230,21 @@ class Inventory(Record):
 
         Source: containerd label ``containerd.io/gc.flat``.
         """
-        referenced: set[Node] = set()
+        referenced: set[GraphNode] = set()
         for lease, resources in self.leases:
             if not counts(lease):
                 continue
-            nodes = [Node(resource.type, resource.id) for resource in resources]
+            nodes = [GraphNode(resource.type, resource.id) for resource in resources]
             flat = {node for node in nodes if node.kind == CONTENT and _FLAT in lease.labels}
             referenced.update(flat, self.closure(node for node in nodes if node not in flat))
         return referenced
 
-    def referenced_by_ingests(self) -> dict[Node, None]:
+    def referenced_by_ingests(self) -> dict[GraphNode, None]:
         """Return all nodes reachable from the expected digests of ingests."""
-        return self.closure(Node(CONTENT, digest) for digest in sorted(self.expected))
+        return self.closure(GraphNode(CONTENT, digest) for digest in sorted(self.expected))
 
 
-def sum_by_store(sizes: Mapping[Node, int]) -> dict[str, int]:
+def sum_by_store(sizes: Mapping[GraphNode, int]) -> dict[str, int]:
     """Return the sum of the sizes by snapshotter, with the empty name for blobs."""
     sums: dict[str, int] = {}
     for node, size in sizes.items():
@@ -258,7 +258,7 @@ def snapshotters_in(kinds: Iterable[str]) -> list[str]:
     return [kind.removeprefix(SNAPSHOTS) for kind in kinds if kind.startswith(SNAPSHOTS)]
 
 
-def is_expired(lease: Lease, now: datetime) -> bool:
+def is_expired(lease: ContentLease, now: datetime) -> bool:
     """Return whether a lease expired.
 
     A lease with an invalid expiry time is not expired, as in containerd. A lease with a label of unknown meaning also
@@ -268,7 +268,7 @@ def is_expired(lease: Lease, now: datetime) -> bool:
     return expiry is not None and not references(_others(lease.labels)).unknown and expiry < now
 
 
-def expiry_of(lease: Lease) -> datetime | None:
+def expiry_of(lease: ContentLease) -> datetime | None:
     """Return the expiry time of a lease; ``None`` if the label is missing or malformed."""
     try:
         expiry = datetime.fromisoformat(lease.labels.get(EXPIRE, ""))
@@ -318,11 +318,11 @@ def references(labels: Mapping[str, str]) -> References:
     return References(tuple(to), tuple(back), tuple(optional), root, has_layers, unknown, tuple(named))
 
 
-def _target(name: str, value: str) -> Node | None:
+def _target(name: str, value: str) -> GraphNode | None:
     """Return the node of a label suffix (``content.l.0``, ``snapshot.overlayfs/x``) and value; ``None`` if unknown."""
     kind, _, rest = name.partition(".")
     if kind == "snapshot":
-        return Node(SNAPSHOTS + rest.partition("/")[0], value)
+        return GraphNode(SNAPSHOTS + rest.partition("/")[0], value)
     kind = kind.partition("/")[0]
     known = {"content": CONTENT, "image": IMAGES, "container": CONTAINERS}
-    return Node(known[kind], value) if kind in known else None
+    return GraphNode(known[kind], value) if kind in known else None

@@ -22,8 +22,8 @@ from nodeagent.runtime.metadata_graph import (
     CONTENT,
     DEFAULT_SNAPSHOTTER,
     SNAPSHOTS,
+    GraphNode,
     Inventory,
-    Node,
     Stored,
     is_expired,
     snapshotters_in,
@@ -86,9 +86,9 @@ NO_STORES: Final = Stores(MappingProxyType({}), MappingProxyType({}))
 
 
 def stored_piece(
-    node: Node,
+    node: GraphNode,
     inventory: Inventory,
-    usage: Mapping[Node, containerd_records.SnapshotUsage],
+    usage: Mapping[GraphNode, containerd_records.SnapshotUsage],
     default: DiskFormat,
     formats: Mapping[str, DiskFormat],
 ) -> StoredPiece:
@@ -142,7 +142,7 @@ class NamespaceLists(Record):
 
     images: tuple[containerd_records.StoredImage, ...]
     blobs: Mapping[str, containerd_records.Blob]
-    leases: tuple[tuple[containerd_records.Lease, tuple[containerd_records.LeasedResource, ...]], ...]
+    leases: tuple[tuple[containerd_records.ContentLease, tuple[containerd_records.LeasedResource, ...]], ...]
     expected: frozenset[str]
     foreign: frozenset[str]
     snapshots: Mapping[str, SnapshotList]

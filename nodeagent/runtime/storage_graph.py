@@ -52,8 +52,8 @@ from nodeagent.runtime.metadata_graph import (
     DEFAULT_SNAPSHOTTER,
     IMAGES,
     SNAPSHOTS,
+    GraphNode,
     Inventory,
-    Node,
     Stored,
     sum_by_store,
 )
@@ -121,7 +121,7 @@ class ResolvedImage(Record):
     """
 
     names: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     complete: bool
     pinned: bool
     sources: frozenset[str] | None
@@ -135,7 +135,7 @@ class ImageExtent(Record):
         further: pieces that the names reference, but that are not reachable from the targets of the names.
     """
 
-    tops: frozenset[Node]
+    tops: frozenset[GraphNode]
     further: tuple[LeasedResource, ...]
 
 
@@ -143,7 +143,7 @@ def image_extent(inventory: Inventory, names: Sequence[StoredImage]) -> ImageExt
     """Return the extent of the image with these names."""
     existing = inventory.stored.existing
     pieces = [node for node in inventory.referenced_by_images(names) if node in existing]
-    leased = inventory.closure(dict.fromkeys(Node(CONTENT, each.target) for each in names))
+    leased = inventory.closure(dict.fromkeys(GraphNode(CONTENT, each.target) for each in names))
     snapshots = {node for node in pieces if node.kind != CONTENT}
     parents = {parent for node in snapshots for parent in inventory.stored.edges.get(node, ())}
     return ImageExtent(
@@ -188,7 +188,7 @@ def _image_sources(names: Iterable[StoredImage], blobs: Mapping[str, Blob]) -> f
     return frozenset().union(*found) if all(found) else frozenset()
 
 
-def _is_complete(referenced: Iterable[Node], stored: Stored) -> bool:
+def _is_complete(referenced: Iterable[GraphNode], stored: Stored) -> bool:
     """Return whether every referenced blob and snapshot exists, with at least one snapshot for an image with layers."""
     unpacked = layered = False
     for node in referenced:
@@ -217,7 +217,7 @@ class _Layout(Record):
     images: tuple[Image, ...]
     stored_images: tuple[StoredImage, ...]
     graph: StorageGraph
-    index: Mapping[Node, int]
+    index: Mapping[GraphNode, int]
     names: frozenset[str]
     whole: bool
 
@@ -225,10 +225,10 @@ class _Layout(Record):
 class SnapshotUsageStore(Protocol):
     """Persistent store of the usage of committed snapshots. Its methods block and never raise."""
 
-    def read(self) -> Mapping[Node, tuple[Stamp, SnapshotUsage]]:
+    def read(self) -> Mapping[GraphNode, tuple[Stamp, SnapshotUsage]]:
         """Return the usage of each recorded snapshot, with the creation time of the snapshot."""
 
-    def write(self, read: Mapping[Node, tuple[Stamp, SnapshotUsage]], removed: Collection[Node]) -> None:
+    def write(self, read: Mapping[GraphNode, tuple[Stamp, SnapshotUsage]], removed: Collection[GraphNode]) -> None:
         """Record the usage of ``read`` and delete the records of ``removed``."""
 
 
@@ -248,11 +248,11 @@ class LayerCache:
         self._disk = disk or namespace_lists.DiskFormat()
         self._stores = namespace_lists.NO_STORES
         self._clock = clock or SystemClock()
-        self._usage: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
+        self._usage: dict[GraphNode, tuple[Stamp, SnapshotUsage]] = {}
         self._layout: _Layout | None = None
         self._usage_store = usage_store
         self._targets: dict[str, tuple[str, Stamp]] = {}
-        self._stored: frozenset[Node] | None = None
+        self._stored: frozenset[GraphNode] | None = None
         self._missing: frozenset[tuple[str, str]] = frozenset()
         self._listed: namespace_lists.Listed | None = None
 
@@ -423,7 +423,7 @@ class LayerCache:
             self._usage.update(await asyncio.to_thread(self._usage_store.read))
             self._stored = frozenset(self._usage)
 
-    async def _save_usage(self, read: Iterable[Node]) -> None:
+    async def _save_usage(self, read: Iterable[GraphNode]) -> None:
         if self._usage_store is None or self._stored is None:
             return
         changed = {node: self._usage[node] for node in read}
@@ -482,8 +482,8 @@ class LayerCache:
         return {name: at for name, (_, at) in times.items()}
 
     async def _read_usage(
-        self, client: ContainerdClient, inventory: Inventory, nodes: Iterable[Node]
-    ) -> dict[Node, SnapshotUsage]:
+        self, client: ContainerdClient, inventory: Inventory, nodes: Iterable[GraphNode]
+    ) -> dict[GraphNode, SnapshotUsage]:
         """Return the usage of the snapshots in ``nodes``; snapshots of a failing snapshotter are omitted."""
         snapshots = [node for node in nodes if node.kind != CONTENT]
         missing = [node for node in snapshots if not self._is_cached(node, inventory)]
@@ -495,7 +495,7 @@ class LayerCache:
                 self._usage[node] = (snapshot.created, usage)
         return fresh | {node: self._usage[node][1] for node in snapshots if self._is_cached(node, inventory)}
 
-    def _is_cached(self, node: Node, inventory: Inventory) -> bool:
+    def _is_cached(self, node: GraphNode, inventory: Inventory) -> bool:
         """Return whether the usage of a snapshot is cached; an entry of an earlier snapshot with its key is ignored."""
         cached = self._usage.get(node)
         return cached is not None and cached[0] == _snapshot(inventory, node).created
@@ -505,11 +505,11 @@ class LayerCache:
         usage = self._usage
         self._usage = {node: usage[node] for node in inventory.stored.existing if node in usage}
 
-    def _piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
+    def _piece(self, node: GraphNode, inventory: Inventory, usage: Mapping[GraphNode, SnapshotUsage]) -> StoredPiece:
         return namespace_lists.stored_piece(node, inventory, usage, self._disk, self._stores.formats)
 
 
-async def _snapshot_usage(client: ContainerdClient, node: Node) -> SnapshotUsage | None:
+async def _snapshot_usage(client: ContainerdClient, node: GraphNode) -> SnapshotUsage | None:
     """Return a snapshot's usage: 0 for a snapshot removed since the listing, ``None`` if the snapshotter fails."""
     try:
         return await client.snapshot_usage(node.kind.removeprefix(SNAPSHOTS), node.id)
@@ -531,15 +531,15 @@ def _is_valid(layout: _Layout, inventory: Inventory, images: Sequence[Image]) ->
     )
 
 
-def _all_sized(nodes: Iterable[Node], usage: Mapping[Node, SnapshotUsage]) -> bool:
+def _all_sized(nodes: Iterable[GraphNode], usage: Mapping[GraphNode, SnapshotUsage]) -> bool:
     return all(node.kind == CONTENT or node in usage for node in nodes)
 
 
-def _snapshot(inventory: Inventory, node: Node) -> Snapshot:
+def _snapshot(inventory: Inventory, node: GraphNode) -> Snapshot:
     return inventory.stored.snapshots[node.kind.removeprefix(SNAPSHOTS)][node.id]
 
 
-def _with_references(layout: _Layout, others: Iterable[tuple[ReferenceKind, Iterable[Node]]]) -> StorageGraph:
+def _with_references(layout: _Layout, others: Iterable[tuple[ReferenceKind, Iterable[GraphNode]]]) -> StorageGraph:
     """Return the layout's graph with the current references of containers, leases and other objects."""
     pieces = list(layout.graph.pieces)
     for kind, nodes in others:
@@ -550,7 +550,7 @@ def _with_references(layout: _Layout, others: Iterable[tuple[ReferenceKind, Iter
     return replace(layout.graph, pieces=tuple(pieces))
 
 
-def _other_references(layout: _Layout, inventory: Inventory) -> tuple[tuple[ReferenceKind, Iterable[Node]], ...]:
+def _other_references(layout: _Layout, inventory: Inventory) -> tuple[tuple[ReferenceKind, Iterable[GraphNode]], ...]:
     """Return the nodes referenced other than by listed images, by kind; a ``gc.root`` label counts as a lease."""
     rooted = inventory.stored.rooted
     below = inventory.closure(sorted(rooted)).keys() - rooted
@@ -561,7 +561,7 @@ def _other_references(layout: _Layout, inventory: Inventory) -> tuple[tuple[Refe
         (ReferenceKind.CONTAINER, inventory.referenced_by_containers()),
         (ReferenceKind.LEASE, leased | rooted | (below - parents)),
         (ReferenceKind.SNAPSHOT_CHILD, parents),
-        (ReferenceKind.OTHER_NAMESPACE, [Node(CONTENT, digest) for digest in inventory.foreign]),
+        (ReferenceKind.OTHER_NAMESPACE, [GraphNode(CONTENT, digest) for digest in inventory.foreign]),
         (ReferenceKind.INGEST, inventory.referenced_by_ingests()),
         (ReferenceKind.GC_LABEL, inventory.referenced_by_unknown_labels()),
         (ReferenceKind.UNLISTED_IMAGE, inventory.referenced_by_images(unlisted)),

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.clock import SystemClock
 from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.errors import InhibitorError, StoreError
-from nodeagent.gc.documents.history import NodeStop
+from nodeagent.gc.documents.history import NodeStopDocument
 from nodeagent.host.logind_config import LogindDelay, read_delay
 from nodeagent.loops.clock_reading import read_clocks
 from nodeagent.loops.pause_file import PauseFile
 from nodeagent.pods.reader import make_pod_reader
 from nodeagent.pods.role import read_role
 from nodeagent.shutdown import documents
-from nodeagent.shutdown.documents import Inhibitor, Phase, ShutdownPlan, ShutdownStatus
+from nodeagent.shutdown.documents import Inhibitor, PhaseDocument, ShutdownPlanDocument, ShutdownStatus
 from nodeagent.shutdown.plan.budget import UNLIMITED, DelayLimit, shutdown_budget
 from nodeagent.shutdown.plan.planner import plan_shutdown
 from nodeagent.shutdown.state_file import ShutdownFiles
@@ -34,7 +34,7 @@ _WHO: Final = "nodeagent"
 _READ_WITHIN_S: Final = 5.0
 
 
-async def rehearse_shutdown(agent: Agent) -> ShutdownPlan:
+async def rehearse_shutdown(agent: Agent) -> ShutdownPlanDocument:
     """Return the timeline of a shutdown that starts now; no pod is stopped.
 
     Raises:
@@ -52,7 +52,7 @@ async def rehearse_shutdown(agent: Agent) -> ShutdownPlan:
     if problem:
         warnings.append(f"{problem}; the limit is read from logind's files")
     off = await asyncio.to_thread(off_because, settings)
-    return ShutdownPlan(
+    return ShutdownPlanDocument(
         enabled=not off,
         off_because=off,
         dry_run=True,
@@ -63,7 +63,7 @@ async def rehearse_shutdown(agent: Agent) -> ShutdownPlan:
         stops_at_signal=budget.suffices_at_signal,
         ends_s=plan.ends_ms / 1000,
         warnings=tuple(warnings),
-        phases=tuple(map(Phase.of, plan.phases)),
+        phases=tuple(map(PhaseDocument.of, plan.phases)),
     )
 
 
@@ -96,7 +96,7 @@ def _status(settings: Settings, facts: LogindFacts | None, problem: str, limit: 
         limit=_limit(delay, facts),
         stops_at_signal=not off and not delegated,
         warnings=(*((delegated,) if delegated else ()), *delay.warnings),
-        stops=tuple(map(NodeStop.of, stops)),
+        stops=tuple(map(NodeStopDocument.of, stops)),
     )
 
 
@@ -144,9 +144,9 @@ async def _pods(agent: Agent) -> tuple[ShutdownPod, ...]:
         await reader.close()
 
 
-def _limit(delay: LogindDelay, facts: LogindFacts | None) -> documents.DelayLimit:
+def _limit(delay: LogindDelay, facts: LogindFacts | None) -> documents.DelayLimitDocument:
     limit_us = facts.limit_us if facts is not None else delay.delay_us
-    return documents.DelayLimit(
+    return documents.DelayLimitDocument(
         seconds=_seconds(limit_us),
         reported_by="logind" if facts is not None else "files",
         set_by=str(delay.winner.path) if delay.winner is not None else None,

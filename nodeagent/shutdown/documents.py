@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent.api.common import Document, Number, Part
-from nodeagent.gc.documents.history import NodeStop
+from nodeagent.gc.documents.history import NodeStopDocument
 from nodeagent.record import equal_fields
 from nodeagent.schemas import SchemaId
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nodeagent.shutdown.plan import planner
 
 
-class DelayLimit(Part, frozen=True, kw_only=True):
+class DelayLimitDocument(Part, frozen=True, kw_only=True):
     """logind's limit on the shutdown delay (``InhibitDelayMaxSec``).
 
     Attributes:
@@ -31,7 +31,7 @@ class DelayLimit(Part, frozen=True, kw_only=True):
     overridden: tuple[str, ...]
 
 
-class PodStop(Part, frozen=True, kw_only=True):
+class PodStopDocument(Part, frozen=True, kw_only=True):
     """A pod in its phase; ``capped`` states whether its termination grace period exceeds the phase."""
 
     uid: str
@@ -47,7 +47,7 @@ class PodStop(Part, frozen=True, kw_only=True):
     containers: int
 
     @classmethod
-    def of(cls, stop: planner.PodStop) -> PodStop:
+    def of(cls, stop: planner.PodStop) -> PodStopDocument:
         """Return the document form of a planned pod stop."""
         pod = stop.pod
         fields = equal_fields(
@@ -63,7 +63,7 @@ class PodStop(Part, frozen=True, kw_only=True):
         return cls(**fields)
 
 
-class Phase(Part, frozen=True, kw_only=True):
+class PhaseDocument(Part, frozen=True, kw_only=True):
     """A phase with its budget; times are seconds from the beginning of the shutdown."""
 
     name: str
@@ -73,10 +73,10 @@ class Phase(Part, frozen=True, kw_only=True):
     deadline_s: Number
     starts_s: Number
     ends_s: Number
-    pods: tuple[PodStop, ...]
+    pods: tuple[PodStopDocument, ...]
 
     @classmethod
-    def of(cls, phase: planner.PlannedPhase) -> Phase:
+    def of(cls, phase: planner.PlannedPhase) -> PhaseDocument:
         """Return the document form of a planned phase."""
         share = phase.budget
         return cls(
@@ -87,11 +87,11 @@ class Phase(Part, frozen=True, kw_only=True):
             deadline_s=share.deadline_ms / 1000,
             starts_s=phase.starts_ms / 1000,
             ends_s=phase.ends_ms / 1000,
-            pods=tuple(map(PodStop.of, phase.stops)),
+            pods=tuple(map(PodStopDocument.of, phase.stops)),
         )
 
 
-class ShutdownPlan(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN.value):
+class ShutdownPlanDocument(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN.value):
     """The timeline of a shutdown that starts now.
 
     Attributes:
@@ -103,14 +103,14 @@ class ShutdownPlan(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN.va
     enabled: bool
     off_because: str
     dry_run: bool
-    limit: DelayLimit
+    limit: DelayLimitDocument
     wanted_s: Number
     granted_s: Number
     scaled: bool
     stops_at_signal: bool
     ends_s: Number
     warnings: tuple[str, ...]
-    phases: tuple[Phase, ...]
+    phases: tuple[PhaseDocument, ...]
 
 
 class Inhibitor(Part, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class ShutdownStatus(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN_
     enabled: bool
     off_because: str
     inhibitor: Inhibitor
-    limit: DelayLimit
+    limit: DelayLimitDocument
     stops_at_signal: bool
     warnings: tuple[str, ...]
-    stops: tuple[NodeStop, ...]
+    stops: tuple[NodeStopDocument, ...]

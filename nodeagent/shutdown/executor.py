@@ -34,7 +34,7 @@ from nodeagent.shutdown.plan.budget import (
     outcome_summary,
     phase_end_ms,
 )
-from nodeagent.shutdown.plan.planner import Placement, elapsed_since, place, stop_order
+from nodeagent.shutdown.plan.planner import PodPhase, elapsed_since, place, stop_order
 from nodeagent.shutdown.recorder import (
     NO_TERM,
     ContainerStop,
@@ -47,7 +47,7 @@ from nodeagent.shutdown.recorder import (
 
 if TYPE_CHECKING:
     from nodeagent.host.container_processes import ContainerProcesses
-    from nodeagent.shutdown.pods import PodCache
+    from nodeagent.shutdown.pods import RunningPods
 
 _LIST_WITHIN_S: Final = 2.0
 _LIST_AGAIN_MS: Final = 5000
@@ -91,7 +91,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
     def __post_init__(self) -> None:
         self.list_problem = ""
         self._running: dict[str, RunningPod] = {}
-        self._placed: dict[str, tuple[int, Placement]] = {}
+        self._placed: dict[str, tuple[int, PodPhase]] = {}
         self._records: dict[str, PodRecord] = {}
         self._delivery = Delivery(self.stopper, self.processes, self.elapsed_ms, self._progressed)
         self._lists: set[asyncio.Task[None]] = set()
@@ -209,7 +209,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
             placement = place(pod, self.budget.phases)
             index = names.get(known.phase, placement.phase)
             self._running[uid] = RunningPod(pod)
-            self._placed[uid] = index, Placement(index, placement.by, known.why)
+            self._placed[uid] = index, PodPhase(index, placement.by, known.why)
 
     async def _locate(self, pods: Iterable[RunningPod]) -> None:
         ids = {each for running in pods for each in running.pod.container_ids}
@@ -459,7 +459,7 @@ class ShutdownInProgress:
         recorder: ShutdownRecorder,
         budget: ShutdownBudget,
         stopper: Stopper,
-        pods: PodCache,
+        pods: RunningPods,
         *,
         kind: StopKind,
         operation: str = "",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _NEW_PODS_WITHIN_S: Final = 0.5
 
 
-class PodCache:
+class RunningPods:
     """The running pods of the node at the last reading.
 
     Attributes:
@@ -135,7 +135,7 @@ class PodRuntime:
         """
         self._connection = configured_connection(settings, observer=observer)
         self.cri = CriClient(self._connection)
-        self.pods = PodCache(self.cri, settings, clock, role, watched)
+        self.pods = RunningPods(self.cri, settings, clock, role, watched)
 
     async def close(self) -> None:
         """Cancel pending readings and close the connection."""
@@ -148,7 +148,7 @@ _FIRST_LIST_WITHIN_S: Final = 2.0
 _RETRY_S: Final = 0.2
 
 
-class PodMonitor:
+class RunningPodMonitor:
     """Keeps the pod cache current across reloads and failures of the runtime.
 
     Attributes:

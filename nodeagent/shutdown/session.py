@@ -34,7 +34,7 @@ from nodeagent.shutdown.plan.inhibitor import (
     ShutdownChecked,
 )
 from nodeagent.shutdown.plan.planner import elapsed_since
-from nodeagent.shutdown.pods import PodMonitor
+from nodeagent.shutdown.pods import RunningPodMonitor
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -80,7 +80,7 @@ class InhibitorSession:
         self._inhibitor = ShutdownInhibitor(
             self._on_command, address=host.bus_address, adopted=adopted, has_earlier=earlier is not None
         )
-        self._monitor = PodMonitor(context, recorder)
+        self._monitor = RunningPodMonitor(context, recorder)
         self._status = _LockStatus(context, recorder, self._inhibitor.state.because)
         self._work: asyncio.Task[None] | None = None  # the newest of the unfinished tasks
         self._unfinished: set[asyncio.Task[None]] = set()

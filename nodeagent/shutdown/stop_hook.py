@@ -27,7 +27,7 @@ from nodeagent.runtime.connection import configured_connection
 from nodeagent.runtime.cri import CriClient
 from nodeagent.shutdown.executor import ShutdownInProgress
 from nodeagent.shutdown.plan.budget import DelayLimit, ShutdownBudget, shutdown_budget
-from nodeagent.shutdown.pods import PodCache
+from nodeagent.shutdown.pods import RunningPods
 from nodeagent.shutdown.recorder import STALLED_AFTER_S, ShutdownRecorder
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ async def _stop_pods(
         return None
     async with configured_connection(settings, read_timeout_s=min(settings.timeout_s, _LIST_WITHIN_S)) as connection:
         cri = CriClient(connection)
-        pods = PodCache(cri, settings, recorder.clock, lambda: role, await _stored_pods(settings, recorder))
+        pods = RunningPods(cri, settings, recorder.clock, lambda: role, await _stored_pods(settings, recorder))
         try:
             await pods.refresh()
         except NodeAgentError as error:

@@ -75,7 +75,7 @@ def gap_limits(interval_s: float | None, maximum_unused_age_s: float) -> GapLimi
     return GapLimits(max(restart_s, scheduled_s), restart_s)
 
 
-class Observation(Record):
+class ObservationPeriod(Record):
     """Sequence of detections without a gap above the limit, since its first detection in one boot.
 
     Attributes:
@@ -103,7 +103,7 @@ class Observation(Record):
         same_boot = bool(now.boot_id) and now.boot_id == self.boot_id
         return same_boot and 0 <= now.boottime_s - self.last_s <= longest_gap_s
 
-    def after_reboot(self, now: ClockReading, node_time: datetime, longest_gap_s: float) -> Observation | None:
+    def after_reboot(self, now: ClockReading, node_time: datetime, longest_gap_s: float) -> ObservationPeriod | None:
         """Return the observation continued by the first detection in another boot; ``None`` after a long gap."""
         if self.stopped_s is None or self.stopped_at is None or not (self.boot_id and now.boot_id):
             return None
@@ -111,7 +111,7 @@ class Observation(Record):
         if self.stopped_s < self.last_s or running_s + SHUTDOWN_S > longest_gap_s:
             return None
         before_s = self.before_s + self.last_s - self.since_s + running_s
-        made = Observation(
+        made = ObservationPeriod(
             now.boot_id, now.boottime_s, now.boottime_s, node_time, before_s=before_s, rebooted_at=self.stopped_at
         )
         return made if made.was_short_reboot(now, longest_gap_s) else None
@@ -157,10 +157,10 @@ class ObservationTracker:
         self._limits = limits
         self._detected = False
         self._interruption: GapCause | None = None
-        self.current: Observation | None = None
+        self.current: ObservationPeriod | None = None
         self.gaps: tuple[ObservationGap, ...] = ()
 
-    def restore(self, stored: Observation | None, gaps: tuple[ObservationGap, ...]) -> None:
+    def restore(self, stored: ObservationPeriod | None, gaps: tuple[ObservationGap, ...]) -> None:
         """Continue the stored observation of a former process unless this process has its own; add the stored gaps."""
         self.current = self.current or stored
         self.gaps = (*gaps, *self.gaps)[-KEPT_GAPS:]
@@ -201,7 +201,7 @@ class ObservationTracker:
             self._add_gap(at, node_time)
         self._detected = True
         self._interruption = None
-        self.current = continued or Observation(at.boot_id, at.boottime_s, at.boottime_s, node_time)
+        self.current = continued or ObservationPeriod(at.boot_id, at.boottime_s, at.boottime_s, node_time)
         if before is None or continued is None:
             return Extension(None)
         if before.boot_id == at.boot_id:

@@ -13,7 +13,7 @@ from nodeagent.model import GapCause, ImageUsage, ObservationGap
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record, field, replace
 from nodeagent.store.clock_record import ClockReading, ClockRecord, later
-from nodeagent.store.observation import FirstSeen, ItemKey, Observation
+from nodeagent.store.observation import FirstSeen, ItemKey, ObservationPeriod
 from nodeagent.store.sqlite import check_version, micros, moment
 
 MIGRATIONS: Final = (
@@ -69,7 +69,7 @@ class StoredUsage(Record):
 
     usage: Mapping[str, ImageUsage] = field(default_factory=dict)
     clock: ClockRecord | None = None
-    observation: Observation | None = None
+    observation: ObservationPeriod | None = None
     gaps: tuple[ObservationGap, ...] = ()
     first_seen: Mapping[ItemKey, FirstSeen] = field(default_factory=dict)
 
@@ -173,7 +173,7 @@ def _former_clock(meta: Mapping[str, str]) -> ClockRecord | None:
     )
 
 
-def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
+def _decoded_observation(meta: Mapping[str, str]) -> ObservationPeriod | None:
     """Return the stored observation; ``None`` if the file has none, as files of version 0.1.
 
     Raises:
@@ -185,7 +185,7 @@ def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
     since_s, last_s = float(since), float(last)
     if not (math.isfinite(last_s) and 0 <= since_s <= last_s):
         raise ValueError(f"impossible observation from {since} s to {last} s")
-    found = Observation(boot_id, since_s, last_s, moment(int(last_us)))
+    found = ObservationPeriod(boot_id, since_s, last_s, moment(int(last_us)))
     if _REBOOTS not in meta:
         return found
     more: dict[str, Any] = parse_json(meta[_REBOOTS])
@@ -201,7 +201,7 @@ def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
     )
 
 
-def _encoded(clock: ClockRecord | None, observation: Observation | None) -> dict[str, str]:
+def _encoded(clock: ClockRecord | None, observation: ObservationPeriod | None) -> dict[str, str]:
     """Return the rows of table ``meta`` for the clock record and the observation, by key."""
     values: dict[str, str] = {}
     if clock is not None:

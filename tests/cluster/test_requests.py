@@ -13,7 +13,7 @@ import pytest
 from nodeagent.cluster.failed_pod_api import list_failed_pods
 from nodeagent.cluster.plan.conditions import TYPES, conditions_patch
 from nodeagent.cluster.plan.events import Occurrence, PodReference, event_body
-from nodeagent.cluster.plan.failed_pods import Verdict, plan_deletions
+from nodeagent.cluster.plan.failed_pods import PodVerdict, plan_deletions
 from nodeagent.cluster.plan.heartbeat import renewed_lease
 from nodeagent.errors import ApiServerRefusedError
 from nodeagent.eviction.api_evictor import EvictionApi
@@ -271,7 +271,7 @@ async def test_evicted_pod_is_deleted_at_once_by_its_uid_and_version_unless_its_
     assert found.name == "evicted"
     await clients.evictions.delete(found.namespace, found.name, found.uid, found.resource_version, 30)
     assert not cluster.exists(f"{PODS}/evicted")
-    assert {each.pod.name: each.verdict for each in plan.kept}["counted"] is Verdict.COUNTED
+    assert {each.pod.name: each.verdict for each in plan.kept}["counted"] is PodVerdict.COUNTED
 
 
 async def test_watch_without_a_change_of_its_node_has_bookmarks(cluster: Cluster, clients: Clients) -> None:

@@ -25,7 +25,7 @@ from nodeagent.cli.lists import ListRequest
 from nodeagent.daemon.http.connection import Deadlines, HttpConnection, Receipt, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
 from nodeagent.errors import StoreError, UsageError
-from nodeagent.gc.documents.lists import Containers, Images, Listing, Pods
+from nodeagent.gc.documents.lists import Containers, Images, ListDocument, Pods
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.saved_plan import compare, find_drift, parse_plan, refusal_of, seal
 from nodeagent.model import TRUSTED, Hold
@@ -333,9 +333,13 @@ _HOLD_SEEDS: Final = (
 
 
 @cache
-def _lists() -> tuple[tuple[ListView[Any], Listing], ...]:
+def _lists() -> tuple[tuple[ListView[Any], ListDocument], ...]:
     by_kind = dict(zip(_kinds(), _document_seeds(), strict=True))
-    views: tuple[tuple[ListView[Any], type[Listing]], ...] = ((IMAGES, Images), (CONTAINERS, Containers), (PODS, Pods))
+    views: tuple[tuple[ListView[Any], type[ListDocument]], ...] = (
+        (IMAGES, Images),
+        (CONTAINERS, Containers),
+        (PODS, Pods),
+    )
     return tuple(
         (view, decode(by_kind[kind][1:].replace(b'"text"', b'"registry.example/a[b]*:1"'), kind))
         for view, kind in views

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, RuntimeStatus
+from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, RuntimeStatusDocument
 from nodeagent.daemon.report_document import NodeReport, PlannedPass, PlannedRemovals
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def report(
         observed_at=observed_at,
         node=node,
         agent=AgentStatus(running=running, version=version, dry_run=dry_run, role=role, role_because="configured"),
-        runtime=RuntimeStatus(up=True, name="containerd", version="1.7.0", endpoint="unix:///run/s", problem=""),
+        runtime=RuntimeStatusDocument(
+            up=True, name="containerd", version="1.7.0", endpoint="unix:///run/s", problem=""
+        ),
         paused=None,
         planned=plan,
         unplanned_because=problem,

@@ -21,7 +21,7 @@ from nodeagent.gc.collector import Collector
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
-from nodeagent.gc.snapshot.node import Observer
+from nodeagent.gc.snapshot.node import NodeSnapshotReader
 from nodeagent.model import Role
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
@@ -92,7 +92,7 @@ async def _simulated() -> AsyncIterator[Collector]:
                 ContainerdClient(connection), node.clock, lambda _path: LayerCache(clock=node.clock)
             )
             pod_logs, container_logs = root / "pods", root / "containers"
-            observer = Observer(
+            observer = NodeSnapshotReader(
                 cri,
                 storage,
                 imagefs_path="",

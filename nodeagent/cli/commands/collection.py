@@ -61,9 +61,11 @@ def _add_gc_command(scope: str, options: Iterable[SettingOption], text: str) -> 
         *,
         overrides: Overrides,
     ) -> None:
-        from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
+        from nodeagent.cli.gc import CollectOptions, collect  # noqa: PLC0415
 
-        collect(Request(scope, config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct))
+        collect(
+            CollectOptions(scope, config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct)
+        )
 
 
 _add_gc_command(
@@ -96,10 +98,10 @@ def gc_leaks(
 
     An item is unreferenced if no image, container, lease, or other blob or snapshot refers to it.
     """
-    from nodeagent.cli.gc import Request  # noqa: PLC0415
+    from nodeagent.cli.gc import CollectOptions  # noqa: PLC0415
     from nodeagent.cli.leaks import collect_leaks  # noqa: PLC0415
 
-    request = Request("leaks", config, dry_run, yes, output.value, kept, at_endpoint(endpoint), direct)
+    request = CollectOptions("leaks", config, dry_run, yes, output.value, kept, at_endpoint(endpoint), direct)
     collect_leaks(request, minimum_age=minimum_age, rooted=rooted)
 
 
@@ -192,9 +194,9 @@ def apply(
     The agent plans again under the configuration and the options given here, and removes the listed items that the new
     plan removes too. Items that changed after the plan was saved are kept. The exit code is 3 if an item is kept.
     """
-    from nodeagent.cli.plan import ApplyRequest, apply_file  # noqa: PLC0415
+    from nodeagent.cli.plan import ApplyOptions, apply_file  # noqa: PLC0415
 
-    apply_file(ApplyRequest(file, config, dry_run, yes, output.value, at_endpoint(endpoint, overrides)))
+    apply_file(ApplyOptions(file, config, dry_run, yes, output.value, at_endpoint(endpoint, overrides)))
 
 
 @hold_app.command("add", epilog=EPILOG)

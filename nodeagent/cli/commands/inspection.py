@@ -211,11 +211,11 @@ def history(
     FREED the measured bytes. The result of a killed pass is interrupted; the outcome of a removal without a record is
     unknown.
     """
-    from nodeagent.cli.history import EVERY_PASS, HistoryRequest, show_history  # noqa: PLC0415
+    from nodeagent.cli.history import EVERY_PASS, HistorySelection, show_history  # noqa: PLC0415
 
     if pass_id:
         limit, idle = EVERY_PASS, True
-    show_history(config, HistoryRequest(pass_id, since, image, limit, idle, details), listing, direct=direct)
+    show_history(config, HistorySelection(pass_id, since, image, limit, idle, details), listing, direct=direct)
 
 
 def report(

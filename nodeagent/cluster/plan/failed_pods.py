@@ -29,7 +29,7 @@ _REASONS: Final = {
 _JOB_TRACKING: Final = "batch.kubernetes.io/job-tracking"
 
 
-class Verdict(StrEnum):
+class PodVerdict(StrEnum):
     """Verdict on a failed pod. The values are part of logs."""
 
     DELETE = "delete"
@@ -90,7 +90,7 @@ class Deletion(Record):
     """
 
     pod: FailedPod
-    verdict: Verdict
+    verdict: PodVerdict
     sentence: str
 
 
@@ -125,9 +125,9 @@ def plan_deletions(
         refused: UIDs of pods with a failed deletion before: they are deleted after all others.
     """
     decided = [decide(each, node, now, after_s) for each in pods]
-    found = [each for each in decided if each.verdict is Verdict.DELETE]
+    found = [each for each in decided if each.verdict is PodVerdict.DELETE]
     found.sort(key=lambda each: (each.pod.uid in refused, each.pod.written_at, each.pod.uid))
-    kept = tuple(each for each in decided if each.verdict is not Verdict.DELETE)
+    kept = tuple(each for each in decided if each.verdict is not PodVerdict.DELETE)
     return DeletionPlan(tuple(found[:MAX_DELETIONS]), max(0, len(found) - MAX_DELETIONS), kept)
 
 
@@ -137,35 +137,35 @@ def decide(pod: FailedPod, node: str, now: datetime | None, after_s: float) -> D
     if kept is not None:
         return Deletion(pod, *kept)
     age_s = 0.0 if now is None or pod.written_at is None else (now - pod.written_at).total_seconds()
-    return Deletion(pod, Verdict.DELETE, f"{_REASONS[pod.reason]} {format_duration(age_s)} ago or earlier")
+    return Deletion(pod, PodVerdict.DELETE, f"{_REASONS[pod.reason]} {format_duration(age_s)} ago or earlier")
 
 
-def _kept_for_its_kind(pod: FailedPod, node: str) -> tuple[Verdict, str] | None:
+def _kept_for_its_kind(pod: FailedPod, node: str) -> tuple[PodVerdict, str] | None:
     """Return why a pod is kept, regardless of its age; ``None`` if it is not kept."""
     causes = (
-        (pod.node != node, Verdict.OTHER_NODE, "it is not bound to this node"),
-        (pod.phase != FAILED, Verdict.NOT_FAILED, f"its phase is {pod.phase or 'unknown'}"),
-        (pod.is_static, Verdict.STATIC, "it is static, or the mirror of a static pod"),
-        (pod.deleting, Verdict.DELETING, "it is being deleted"),
-        (pod.reason not in _REASONS, Verdict.OTHER_CAUSE, "neither an eviction nor a shutdown is its reason"),
-        (_JOB_TRACKING in pod.finalizers, Verdict.COUNTED, "its Job has not counted it yet"),
-        (bool(pod.finalizers), Verdict.FINALIZER, f"it has the finalizer {', '.join(pod.finalizers)}"),
-        (not pod.controller, Verdict.NO_CONTROLLER, "no controller owns it: the object is the only one of this pod"),
-        (pod.has_running_container, Verdict.RUNNING, "a container is not reported as ended"),
+        (pod.node != node, PodVerdict.OTHER_NODE, "it is not bound to this node"),
+        (pod.phase != FAILED, PodVerdict.NOT_FAILED, f"its phase is {pod.phase or 'unknown'}"),
+        (pod.is_static, PodVerdict.STATIC, "it is static, or the mirror of a static pod"),
+        (pod.deleting, PodVerdict.DELETING, "it is being deleted"),
+        (pod.reason not in _REASONS, PodVerdict.OTHER_CAUSE, "neither an eviction nor a shutdown is its reason"),
+        (_JOB_TRACKING in pod.finalizers, PodVerdict.COUNTED, "its Job has not counted it yet"),
+        (bool(pod.finalizers), PodVerdict.FINALIZER, f"it has the finalizer {', '.join(pod.finalizers)}"),
+        (not pod.controller, PodVerdict.NO_CONTROLLER, "no controller owns it: the object is the only one of this pod"),
+        (pod.has_running_container, PodVerdict.RUNNING, "a container is not reported as ended"),
     )
     return next(((verdict, sentence) for holds, verdict, sentence in causes if holds), None)
 
 
-def _kept_for_its_age(pod: FailedPod, now: datetime | None, after_s: float) -> tuple[Verdict, str] | None:
+def _kept_for_its_age(pod: FailedPod, now: datetime | None, after_s: float) -> tuple[PodVerdict, str] | None:
     """Return why a pod is kept by times and identity; ``None`` if it is not.
 
     Both times have to be old enough: the time of the write, and those that the kubelet wrote by its own clock.
     """
     if now is None or pod.written_at is None:
-        return Verdict.UNKNOWN, "the time of its last status is unknown"
+        return PodVerdict.UNKNOWN, "the time of its last status is unknown"
     if not (pod.uid and pod.resource_version and pod.namespace and pod.name):
-        return Verdict.UNKNOWN, "its UID or version is unknown"
+        return PodVerdict.UNKNOWN, "its UID or version is unknown"
     latest = max(pod.written_at, pod.ended_at or pod.written_at)
     if now - latest < timedelta(seconds=after_s):
-        return Verdict.RECENT, f"its status changed less than {format_duration(after_s)} ago"
+        return PodVerdict.RECENT, f"its status changed less than {format_duration(after_s)} ago"
     return None

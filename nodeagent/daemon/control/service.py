@@ -16,7 +16,7 @@ from nodeagent import __version__, model
 from nodeagent.api.common import Document, encode_line, plain
 from nodeagent.daemon.control.requested_pass import RequestedPass, require_agent
 from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope, run_exclusively
-from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, Setting, Triggered, Version
+from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, SettingDocument, Triggered, Version
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
 from nodeagent.daemon.status import (
@@ -30,9 +30,9 @@ from nodeagent.daemon.status import (
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction import document_readings as eviction
 from nodeagent.gc.documents import readings as gc
-from nodeagent.gc.documents.history import History
-from nodeagent.gc.documents.holds import Hold, HoldList
-from nodeagent.gc.documents.passes import Report, Result
+from nodeagent.gc.documents.history import HistoryDocument
+from nodeagent.gc.documents.holds import HoldDocument, HoldList
+from nodeagent.gc.documents.passes import Report, ResultDocument
 from nodeagent.gc.documents.undo import Undone, encode_saved_plan
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.loop import wait_for_any
@@ -134,7 +134,7 @@ class ControlService:
         def read() -> str:
             passes = history.read(since=since, image=image, limit=limit, quiet=request.quiet)
             stops = () if image else history.read_stops(since=since, limit=limit)
-            return encode_line(History.of(passes, stops))
+            return encode_line(HistoryDocument.of(passes, stops))
 
         return await self._alone(asyncio.to_thread(read))
 
@@ -238,7 +238,7 @@ class ControlService:
         settings = self._context.settings
         found = EffectiveConfig.of(settings.values, dict(settings.sources))
         if settings.origin.dry_run:  # set on the command line, outside the settings
-            found.settings["dry_run"] = Setting(value="true", source="command line")
+            found.settings["dry_run"] = SettingDocument(value="true", source="command line")
         return encode_line(found)
 
     @property
@@ -304,7 +304,7 @@ class ControlService:
         until = at.wall + timedelta(seconds=seconds)
         hold = model.Hold("", image, why, by or caller.name, at.wall, until, at.boot_id, at.boottime_s)
         placed = await asyncio.to_thread(self._holds().add, hold, clock, limited=not caller.is_root)
-        return encode_line(Hold.of(placed, at.wall, clock))
+        return encode_line(HoldDocument.of(placed, at.wall, clock))
 
     async def remove_hold(self, request: requests.RemoveHoldRequest) -> str:
         """Remove a hold; users other than root can remove only their own holds."""
@@ -317,7 +317,7 @@ class ControlService:
                     raise UsageError(f"cannot remove hold {hold_id}: placed by {each.by}; requires root")
             raise UsageError(f"no hold {request.id}; 'nodeagent hold list' lists all")
         at, clock = await self._clock_trust()
-        return encode_line(Hold.of(removed, at.wall, clock))
+        return encode_line(HoldDocument.of(removed, at.wall, clock))
 
     async def pause(self, request: requests.PauseRequest) -> str:
         """Pause removals and evictions for a duration."""
@@ -419,7 +419,7 @@ class ControlService:
         results: asyncio.Queue[str | None] = asyncio.Queue()
 
         def on_result(result: outcomes.Result) -> None:
-            results.put_nowait(encode_line(Result.of_result(result)))
+            results.put_nowait(encode_line(ResultDocument.of_result(result)))
 
         requested = RequestedPass(self._context, self._heavy, on_result)
         work = asyncio.ensure_future(

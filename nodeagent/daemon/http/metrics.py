@@ -40,7 +40,7 @@ TEXTFILE_TIME: Final = "nodeagent_textfile_timestamp_seconds"
 _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class SignalReader:
+class SignalMetrics:
     """Reads the eviction signals of the node for metrics, even if eviction is disabled."""
 
     def __init__(self, context: DaemonContext) -> None:
@@ -90,7 +90,7 @@ class Exposition(Collector):
             read_signals: reads the eviction signals; by default from this node.
         """
         self._context = context
-        self._read_signals = read_signals or SignalReader(context).read
+        self._read_signals = read_signals or SignalMetrics(context).read
         self._gauges = Counters(context.clock)
         self._times: dict[tuple[str, ...], datetime] = {}
         self._registry = CollectorRegistry(support_collectors_without_names=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.eviction.plan.memory_model import estimate_memory, explain_difference, lowest_estimate, memory_parts
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.model import TRUSTED, ClockTrust, ObservationGap, Role, RoleBasis, RoleDecision
-from nodeagent.model.pressure import MemoryCounters, NodeMemory, Observation, Signal
+from nodeagent.model.pressure import MemoryCounters, NodeMemory, Signal, SignalReading
 from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_duration, format_time
 
@@ -22,7 +22,7 @@ _LITTLE_STATE_BYTES: Final = 64 << 20
 _LAZY_SNAPSHOTTERS: Final = frozenset({"stargz", "nydus", "soci", "overlaybd"})
 
 
-class Verdict(StrEnum):
+class Grade(StrEnum):
     """Verdict of a check. The values are part of the JSON output."""
 
     OK = "ok"
@@ -41,29 +41,29 @@ class Finding(Record):
     """
 
     check: str
-    verdict: Verdict
+    verdict: Grade
     evidence: str
     fix: str = ""
 
     @classmethod
     def ok(cls, check: str, evidence: str) -> Finding:
         """Return the finding of a passed check."""
-        return cls(check, Verdict.OK, evidence)
+        return cls(check, Grade.OK, evidence)
 
     @classmethod
     def warning(cls, check: str, evidence: str, fix: str = "") -> Finding:
         """Return a finding that limits the agent."""
-        return cls(check, Verdict.WARNING, evidence, fix)
+        return cls(check, Grade.WARNING, evidence, fix)
 
     @classmethod
     def problem(cls, check: str, evidence: str, fix: str) -> Finding:
         """Return a finding that prevents a function of the agent."""
-        return cls(check, Verdict.PROBLEM, evidence, fix)
+        return cls(check, Grade.PROBLEM, evidence, fix)
 
     @classmethod
     def skipped(cls, check: str, evidence: str, fix: str = "") -> Finding:
         """Return the finding of a check that is not applicable, or not possible."""
-        return cls(check, Verdict.SKIPPED, evidence, fix)
+        return cls(check, Grade.SKIPPED, evidence, fix)
 
 
 def check_stalls(known: Iterable[str]) -> Finding:
@@ -392,7 +392,7 @@ def check_image_use(
             f"{lasted}: no image is removed by age; {observed}",
             f"set image_gc.maximum_unused_age below {longest}; for reboots see image-gc.md, section Reboots",
         )
-    return Finding("image-use", Verdict.OK if maximum_s else Verdict.SKIPPED, observed)
+    return Finding("image-use", Grade.OK if maximum_s else Grade.SKIPPED, observed)
 
 
 def _longest_of_many(gaps: Sequence[ObservationGap], now: datetime) -> float | None:
@@ -408,7 +408,9 @@ CACHE_CHECK: Final = "cache-reclaim"
 _LISTED_SHARE: Final = 0.01
 
 
-def check_memory_thresholds(thresholds: Iterable[Threshold], reading: Observation, *, kernel_estimate: bool) -> Finding:
+def check_memory_thresholds(
+    thresholds: Iterable[Threshold], reading: SignalReading, *, kernel_estimate: bool
+) -> Finding:
     """Return the finding on whether the ``memory.available`` thresholds match the memory of the node.
 
     With the kernel's estimate, a threshold is a warning if one of the two estimates meets it, but no evidence confirms

@@ -200,7 +200,7 @@ def may_end(memory: EvictionMemory, uid: str, now_s: float) -> EvictionMemory:
     return replace(memory, unknown_s={**memory.unknown_s, uid: now_s})
 
 
-class HeldBack(Record):
+class RefusedEviction(Record):
     """A pod that is not evicted now.
 
     Attributes:
@@ -212,9 +212,9 @@ class HeldBack(Record):
     tries_next: bool
 
 
-def held_back(  # noqa: PLR0913 - one argument for each input of the decision
+def refused_eviction(  # noqa: PLR0913 - one argument for each input of the decision
     memory: EvictionMemory, uid: str, pods: Mapping[str, PodSpec], *, answered_s: float | None, hard: bool, now_s: float
-) -> HeldBack | None:
+) -> RefusedEviction | None:
     """Return the reason not to request the eviction of a pod now; ``None`` to request it.
 
     Args:
@@ -226,14 +226,14 @@ def held_back(  # noqa: PLR0913 - one argument for each input of the decision
         now_s: current time in monotonic seconds.
     """
     if answered_s is None:
-        return HeldBack("the pods of the API server are not current", tries_next=False)
+        return RefusedEviction("the pods of the API server are not current", tries_next=False)
     if memory.postponed is not None and now_s < memory.postponed.until_s:
-        return HeldBack(memory.postponed.text, tries_next=False)
+        return RefusedEviction(memory.postponed.text, tries_next=False)
     for other, at_s in memory.unknown_s.items():
         if other == uid or now_s - at_s >= UNKNOWN_S:
             continue
         spec = pods.get(other)
         if spec is None or spec.deleting or answered_s < at_s + SETTLED_S:
-            return HeldBack(f"the eviction of pod {other} may have taken effect", tries_next=False)
+            return RefusedEviction(f"the eviction of pod {other} may have taken effect", tries_next=False)
     found = memory.refused.get(uid)
-    return HeldBack(found.text, tries_next=hard) if found is not None and now_s < found.until_s else None
+    return RefusedEviction(found.text, tries_next=hard) if found is not None and now_s < found.until_s else None

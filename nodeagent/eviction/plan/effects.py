@@ -20,10 +20,18 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.memory_model import is_cache_in_use
-from nodeagent.eviction.plan.ranking import Eviction, Placement, freed_by_eviction, on_filesystem, on_first
+from nodeagent.eviction.plan.ranking import Eviction, RankingInput, freed_by_eviction, on_filesystem, on_first
 from nodeagent.eviction.plan.reclaim import DEVICES, DISKS, ReclaimStep, Shortage, device_role, shortage_of
 from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus, Unit
-from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Footprint, Measurand, Moment, Observation, Signal
+from nodeagent.model.pressure import (
+    FilesystemLayout,
+    FilesystemRole,
+    Footprint,
+    Measurand,
+    Moment,
+    Signal,
+    SignalReading,
+)
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -181,8 +189,8 @@ class EndedEffect(Record):
 
 def effects_of_eviction(
     eviction: Eviction,
-    observations: Iterable[Observation],
-    placement: Placement,
+    observations: Iterable[SignalReading],
+    placement: RankingInput,
     now: Moment,
 ) -> tuple[OutstandingEffect, ...]:
     """Return the predicted effects of an eviction, at most one per shortage, to record before the eviction starts.
@@ -329,7 +337,7 @@ def restarted(effects: Iterable[OutstandingEffect], uid: str, now: Moment) -> tu
 
 def update_effects(
     effects: Iterable[OutstandingEffect],
-    observations: Iterable[Observation],
+    observations: Iterable[SignalReading],
     now: Moment,
     *,
     verified: Collection[str],

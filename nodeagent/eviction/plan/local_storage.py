@@ -9,7 +9,7 @@ from typing import NamedTuple
 from nodeagent.eviction.plan.memory_model import estimate_memory
 from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus, Unit
 from nodeagent.model.decision import Reason, ReasonCode
-from nodeagent.model.pressure import ContainerFacts, FilesystemLayout, Observation, PodFacts, Resource
+from nodeagent.model.pressure import ContainerFacts, FilesystemLayout, PodFacts, Resource, SignalReading
 from nodeagent.units import format_quantity
 
 
@@ -178,7 +178,7 @@ def format_reading(status: ThresholdStatus, number: float) -> str:
     return format_quantity(int(number)) if unit is Unit.BYTES else str(int(number))
 
 
-def estimate_note(reading: Observation) -> str:
+def estimate_note(reading: SignalReading) -> str:
     """Return the estimate that a reading of memory uses, such as `` (MemAvailable)``; empty for the formula."""
     basis = "" if reading.memory is None else estimate_memory(reading.memory).basis
     return f" ({basis})" if basis else ""

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.pressure import MemoryCounters, MemoryPart, NodeMemory, Observation, Signal
+from nodeagent.model.pressure import MemoryCounters, MemoryPart, NodeMemory, Signal, SignalReading
 from nodeagent.record import Record
 from nodeagent.units import format_bytes
 
@@ -204,14 +204,14 @@ def kept_by_evictions(counters: MemoryCounters, *, shared_freed: int = 0) -> int
     )
 
 
-def lowest_estimate(reading: Observation) -> float:
+def lowest_estimate(reading: SignalReading) -> float:
     """Return the lowest estimate of available memory; for other signals the available amount."""
     memory = reading.memory
     estimates = () if memory is None else (memory.formula, memory.kernel_available)
     return min((reading.available, *(each for each in estimates if each is not None)))
 
 
-def is_cache_in_use(reading: Observation | None) -> bool:
+def is_cache_in_use(reading: SignalReading | None) -> bool:
     """Return whether a reading counts active page cache as used, since it is read again at once.
 
     The cache is available when the pods that read it end.

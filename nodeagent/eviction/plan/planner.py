@@ -10,7 +10,7 @@ from nodeagent.eviction.plan import local_storage
 from nodeagent.eviction.plan.effects import OutstandingEffect, withholding
 from nodeagent.eviction.plan.memory_model import is_cache_in_use
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
-from nodeagent.eviction.plan.ranking import Eviction, Placement, RankedPod, not_there_reason, rank_pods
+from nodeagent.eviction.plan.ranking import Eviction, RankedPod, RankingInput, not_there_reason, rank_pods
 from nodeagent.eviction.plan.reclaim import ReclaimStep, reclaim_steps, shortage_of
 from nodeagent.eviction.plan.relief import Unrelieved, drives_shortage, measure_growth, no_relief_reasons, unrelieved
 from nodeagent.eviction.plan.state import Evaluation, limit_reached
@@ -41,7 +41,7 @@ class SelectedThreshold(Record):
 
 def select_threshold(  # noqa: PLR0913 - one argument for each input of a pass
     evaluation: Evaluation,
-    observations: Iterable[pressure.Observation] | None,
+    observations: Iterable[pressure.SignalReading] | None,
     policy: EvictionPolicy,
     *,
     layout: pressure.FilesystemLayout,
@@ -132,7 +132,7 @@ def _keep_all_reason(evaluation: Evaluation) -> Reason:
     return Reason(ReasonCode.NOT_RELIEVED_BY_EVICTION, details)
 
 
-def _with_reading(status: ThresholdStatus, reading: pressure.Observation) -> ThresholdStatus:
+def _with_reading(status: ThresholdStatus, reading: pressure.SignalReading) -> ThresholdStatus:
     """Return the status with a later reading and the limit for its capacity."""
     return replace(status, observation=reading, limit=status.threshold.limit(reading.capacity))
 
@@ -191,7 +191,7 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
     *,
     layout: pressure.FilesystemLayout,
     now: pressure.Moment,
-    observations: Iterable[pressure.Observation] | None = None,
+    observations: Iterable[pressure.SignalReading] | None = None,
     reclaimed: AbstractSet[ReclaimStep] = frozenset(),
     excluded: Mapping[str, str] = NO_FAILURES,
     without_candidate: AbstractSet[Threshold] = frozenset(),
@@ -221,7 +221,7 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
 
     Source: kubelet ``synchronize``, from local storage eviction on, and ``evictPod``.
     """
-    placement = Placement(layout, others, removes_volumes=removes_volumes)
+    placement = RankingInput(layout, others, removes_volumes=removes_volumes)
     planner = _Planner(evaluation, pods, policy, placement, now, excluded)
     passed_over = frozenset(without_candidate)
     first: EvictionPlan | None = None
@@ -262,7 +262,7 @@ def eviction_order(  # noqa: PLR0913 - one argument for each input of a pass
     The reason is ``None`` for a pod that a plan for this signal may evict. Pods whose eviction does not help are known
     only while a threshold of the signal is met. The arguments are those of :func:`plan_eviction`.
     """
-    placement = Placement(layout, others, removes_volumes=removes_volumes)
+    placement = RankingInput(layout, others, removes_volumes=removes_volumes)
     planner = _Planner(evaluation, pods, policy, placement, now, NO_FAILURES)
     of_others = frozenset(each.threshold for each in evaluation.statuses if each.threshold.signal is not signal)
     selected = select_threshold(
@@ -292,7 +292,7 @@ class _Planner:
         evaluation: Evaluation,
         pods: Iterable[pressure.PodFacts] | None,
         policy: EvictionPolicy,
-        placement: Placement,
+        placement: RankingInput,
         now: pressure.Moment,
         excluded: Mapping[str, str],
     ) -> None:
@@ -458,7 +458,7 @@ class _Planner:
             }
         return no_relief_reasons(ranking, status, growth, self._policy)
 
-    def _placement_for(self, status: ThresholdStatus) -> Placement:
+    def _placement_for(self, status: ThresholdStatus) -> RankingInput:
         cache_in_use = is_cache_in_use(status.observation)
         return self._placement._replace(ranked=status.threshold.filesystem, cache_in_use=cache_in_use)
 

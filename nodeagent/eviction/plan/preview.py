@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.state import Evaluation
     from nodeagent.model.decision import Reason
-    from nodeagent.model.pressure import FilesystemLayout, Observation, OtherImageFilesystem, PodFacts
+    from nodeagent.model.pressure import FilesystemLayout, OtherImageFilesystem, PodFacts, SignalReading
 
 
-class PodEviction(Record):
+class PreviewedEviction(Record):
     """Pod that would be evicted first for a threshold, or for its own storage limit."""
 
     uid: str
@@ -32,14 +32,14 @@ class PodEviction(Record):
 
 def pods_over_limits(
     pods: Sequence[PodFacts], policy: EvictionPolicy, layout: FilesystemLayout
-) -> tuple[PodEviction, ...]:
+) -> tuple[PreviewedEviction, ...]:
     """Return the unprotected pods over their own storage limits, ordered by namespace, name and UID."""
     protection = Protection(pods, policy)
     found = []
     for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.uid)):
         violation = find_violation(pod, layout)
         if violation is not None and protection.keep_reason(pod) is None:
-            found.append(PodEviction(pod.uid, pod.namespace, pod.name, violation.reason))
+            found.append(PreviewedEviction(pod.uid, pod.namespace, pod.name, violation.reason))
     return tuple(found)
 
 
@@ -64,7 +64,7 @@ def first_victim(  # noqa: PLR0913 - the inputs of a plan
     others: Collection[OtherImageFilesystem] = (),
     *,
     removes_volumes: bool = False,
-) -> PodEviction | None:
+) -> PreviewedEviction | None:
     """Return the first pod to evict for a threshold if node-level reclaim does not suffice; ``None`` without a victim.
 
     The decision is made at the time of the evaluation. A soft threshold is considered only after its grace period. The
@@ -76,7 +76,7 @@ def first_victim(  # noqa: PLR0913 - the inputs of a plan
     if plan.victim is None:
         return None
     pod = plan.victim.pod
-    return PodEviction(pod.uid, pod.namespace, pod.name, plan.victim.reason)
+    return PreviewedEviction(pod.uid, pod.namespace, pod.name, plan.victim.reason)
 
 
 SOONEST_S: Final = 0.2
@@ -144,7 +144,7 @@ def _is_met_soon(status: ThresholdStatus, measured: float) -> bool:
     return 0 < lowest_estimate(observation) - limit < measured * SOONEST_S
 
 
-def _until_exhausted_s(observation: Observation, measured: float) -> float:
+def _until_exhausted_s(observation: SignalReading, measured: float) -> float:
     """Return the seconds until the lowest estimate of memory is 0 at twice the measured rate, at most a second."""
     lowest = lowest_estimate(observation)
     return min(WHILE_MET_S, lowest / (2 * measured)) if measured else WHILE_MET_S if lowest else 0.0

@@ -169,7 +169,7 @@ class RankedPod(Record):
         return details
 
 
-class Placement(NamedTuple):
+class RankingInput(NamedTuple):
     """Filesystems for which pods are ranked.
 
     Attributes:
@@ -190,7 +190,7 @@ class Placement(NamedTuple):
 
 
 def rank_pods(
-    pods: Iterable[PodFacts], signal: Signal, placement: FilesystemLayout | Placement
+    pods: Iterable[PodFacts], signal: Signal, placement: FilesystemLayout | RankingInput
 ) -> tuple[RankedPod, ...]:
     """Return the pods that are not finished, in eviction order for a signal.
 
@@ -220,7 +220,7 @@ def rank_pods(
 
 
 def usage_of(
-    usage: PodUsage | None, signal: Signal, placement: FilesystemLayout | Placement
+    usage: PodUsage | None, signal: Signal, placement: FilesystemLayout | RankingInput
 ) -> tuple[int | None, tuple[str, ...]]:
     """Return a pod's usage of the resource of a signal, and a note for each part that was not read.
 
@@ -246,11 +246,11 @@ def usage_of(
     return sum(number or 0 for number in found.values()), missing
 
 
-def _placement(placement: FilesystemLayout | Placement) -> Placement:
-    return placement if isinstance(placement, Placement) else Placement(placement)
+def _placement(placement: FilesystemLayout | RankingInput) -> RankingInput:
+    return placement if isinstance(placement, RankingInput) else RankingInput(placement)
 
 
-def _is_lower_bound(usage: PodUsage | None, signal: Signal, placement: Placement) -> bool:
+def _is_lower_bound(usage: PodUsage | None, signal: Signal, placement: RankingInput) -> bool:
     filesystem = MEANINGS[signal].filesystem
     if usage is None or filesystem is None:
         return False
@@ -267,7 +267,7 @@ def _plain_usage(usage: PodUsage, signal: Signal) -> tuple[int | None, tuple[str
     return usage.memory_bytes + (usage.swap_bytes or 0), ()  # without swap accounting there is no swap
 
 
-def _parts(usage: PodUsage, filesystem: FilesystemRole, placement: Placement) -> dict[str, Footprint]:
+def _parts(usage: PodUsage, filesystem: FilesystemRole, placement: RankingInput) -> dict[str, Footprint]:
     """Return the footprint of each part of a pod's disk usage on a filesystem: writable layers, logs, volumes."""
     if placement.ranked is not None:
         return {"writable layers": on_filesystem(usage, placement.ranked) or Footprint()}
@@ -282,7 +282,7 @@ def _parts(usage: PodUsage, filesystem: FilesystemRole, placement: Placement) ->
 
 
 def freed_by_eviction(
-    usage: PodUsage | None, signal: Signal, placement: FilesystemLayout | Placement
+    usage: PodUsage | None, signal: Signal, placement: FilesystemLayout | RankingInput
 ) -> tuple[float | None, bool]:
     """Return the amount that an eviction returns to a signal, and whether its measurement is incomplete.
 
@@ -313,7 +313,7 @@ def freed_by_eviction(
     return None if usage.memory_bytes is None else max(0, usage.memory_bytes - remains), False
 
 
-def _measure(pod: PodFacts, signal: Signal, resource: Resource, placement: Placement) -> RankedPod:
+def _measure(pod: PodFacts, signal: Signal, resource: Resource, placement: RankingInput) -> RankedPod:
     usage, unread = usage_of(pod.usage, signal, placement)
     facts: list[tuple[str, Fact[int | None]]] = [("priority", pod.priority)]
     request = 0

@@ -21,10 +21,10 @@ from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCod
 from nodeagent.model.pressure import (
     FilesystemLayout,
     FilesystemRole,
-    Observation,
     OtherImageFilesystem,
     Resource,
     Signal,
+    SignalReading,
 )
 from nodeagent.record import replace
 
@@ -264,7 +264,7 @@ _STALL_SHARE: Final = 0.1
 _STALL_S: Final = 0.02
 
 
-class PodCache(NamedTuple):
+class PodPageCache(NamedTuple):
     """Page cache of one pod.
 
     Attributes:
@@ -308,7 +308,7 @@ class StepReading(NamedTuple):
     at_s: float
 
 
-def missing_bytes(threshold: Threshold, reading: Observation, *, since_last_s: float | None) -> float:
+def missing_bytes(threshold: Threshold, reading: SignalReading, *, since_last_s: float | None) -> float:
     """Return the bytes of page cache to reclaim for a met threshold, with a margin of 10%.
 
     The result is 0 for signals other than ``memory.available``, without the kernel's estimate, if this estimate shows a
@@ -322,7 +322,7 @@ def missing_bytes(threshold: Threshold, reading: Observation, *, since_last_s: f
 
 
 def plan_cache_reclaim(
-    threshold: Threshold, reading: Observation, caches: Iterable[PodCache], *, since_last_s: float | None
+    threshold: Threshold, reading: SignalReading, caches: Iterable[PodPageCache], *, since_last_s: float | None
 ) -> tuple[CacheStep, ...]:
     """Return the reclaim steps that clear a threshold, largest active cache first; empty if the cache does not suffice.
 

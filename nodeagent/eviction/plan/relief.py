@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.local_storage import format_reading
-from nodeagent.eviction.plan.ranking import Placement, RankedPod, usage_of
+from nodeagent.eviction.plan.ranking import RankedPod, RankingInput, usage_of
 from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus, Unit
 from nodeagent.model.decision import Detail, Reason, ReasonCode
 from nodeagent.record import Record
@@ -23,7 +23,7 @@ from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from nodeagent.eviction.plan.policy import EvictionPolicy
-    from nodeagent.model.pressure import Moment, Observation, PodFacts, PodUsage
+    from nodeagent.model.pressure import Moment, PodFacts, PodUsage, SignalReading
 
 RESPITE_S: Final = 10.0
 """Seconds of unexplained loss that an eviction has to outweigh. Source: kubelet, ``evictionMonitoringPeriod``."""
@@ -45,13 +45,13 @@ class UsageSample(Record):
     """
 
     at_s: float
-    observations: tuple[Observation, ...]
+    observations: tuple[SignalReading, ...]
     usage: Mapping[str, PodUsage]
     with_disk: bool
 
     @classmethod
     def of(
-        cls, pods: Iterable[PodFacts], observations: tuple[Observation, ...], now: Moment, *, with_disk: bool
+        cls, pods: Iterable[PodFacts], observations: tuple[SignalReading, ...], now: Moment, *, with_disk: bool
     ) -> UsageSample:
         """Return the sample of the pods with their usage and of the signals read at ``now``."""
         usage = {each.uid: each.usage for each in pods if each.usage is not None}
@@ -120,10 +120,10 @@ def add_sample(samples: Sequence[UsageSample], new: UsageSample) -> tuple[UsageS
 
 def measure_growth(  # noqa: PLR0913, PLR0917 - two kinds of earlier readings, and what they are compared with
     samples: Iterable[UsageSample],
-    recent: Iterable[Observation],
+    recent: Iterable[SignalReading],
     ranking: Iterable[RankedPod],
     status: ThresholdStatus,
-    placement: Placement,
+    placement: RankingInput,
     now: Moment,
 ) -> Growth | None:
     """Return the growth since the newest sample that is at least ``SAMPLE_EVERY_S`` and at most a minute old.
@@ -156,7 +156,7 @@ def measure_growth(  # noqa: PLR0913, PLR0917 - two kinds of earlier readings, a
     return Growth(now.monotonic_s - before.observed_at.monotonic_s, _lost(before, status.observation), {})
 
 
-def _lost(before: Observation, after: Observation) -> float:
+def _lost(before: SignalReading, after: SignalReading) -> float:
     return max(0.0, before.available - after.available)
 
 

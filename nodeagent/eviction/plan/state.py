@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.thresholds import MEANINGS, Rejection, Threshold, ThresholdStatus, in_order, validate
 from nodeagent.model.decision import Reason, ReasonCode
-from nodeagent.model.pressure import Measurand, Moment, NodeCondition, Observation, Signal
+from nodeagent.model.pressure import Measurand, Moment, NodeCondition, Signal, SignalReading
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class EvictionState(Record):
     outstanding: tuple[OutstandingEffect, ...] = ()
     victims: tuple[Victim, ...] = ()
     samples: tuple[UsageSample, ...] = ()
-    recent: tuple[Observation, ...] = ()
+    recent: tuple[SignalReading, ...] = ()
     unrelieved: Mapping[Threshold, Unrelieved] = field(default_factory=dict)
 
 
@@ -106,7 +106,7 @@ class Evaluation(Record):
 
 def evaluate(
     previous: EvictionState,
-    observations: Iterable[Observation],
+    observations: Iterable[SignalReading],
     thresholds: Iterable[Threshold],
     policy: EvictionPolicy,
     *,
@@ -213,7 +213,7 @@ def _since(previous: EvictionState, threshold: Threshold, now_s: float) -> float
 
 
 def _threshold_status(
-    previous: EvictionState, threshold: Threshold, reading: Observation | None, now_s: float
+    previous: EvictionState, threshold: Threshold, reading: SignalReading | None, now_s: float
 ) -> ThresholdStatus:
     """Return the status of a threshold by an accepted reading."""
     latched = threshold in previous.acted_on

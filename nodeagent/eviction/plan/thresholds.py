@@ -15,10 +15,10 @@ from nodeagent.model.pressure import (
     Measurand,
     Moment,
     NodeCondition,
-    Observation,
     OtherImageFilesystem,
     Resource,
     Signal,
+    SignalReading,
 )
 from nodeagent.record import KeyedRecord, Record, replace
 from nodeagent.units import format_duration
@@ -317,7 +317,7 @@ class Rejection(Record):
         age_s: age of the reading at the decision, in seconds; negative for a reading from the future.
     """
 
-    observation: Observation
+    observation: SignalReading
     code: RejectionCode
     age_s: float
 
@@ -351,20 +351,20 @@ class ValidatedReadings(Record):
         rejected: one rejection per signal and filesystem; a rejected signal is never in ``accepted``.
     """
 
-    accepted: Mapping[Measurand, Observation]
+    accepted: Mapping[Measurand, SignalReading]
     rejected: Mapping[Measurand, Rejection]
 
 
-def validate(observations: Iterable[Observation], now: Moment, max_age_s: float) -> ValidatedReadings:
+def validate(observations: Iterable[SignalReading], now: Moment, max_age_s: float) -> ValidatedReadings:
     """Return the accepted and the rejected readings.
 
     Impossible readings, readings older than ``max_age_s`` or newer than ``now``, and all readings of a signal with two
     different readings are rejected. A reading of exactly ``max_age_s`` is accepted.
     """
-    found: defaultdict[Measurand, list[Observation]] = defaultdict(list)
+    found: defaultdict[Measurand, list[SignalReading]] = defaultdict(list)
     for observation in observations:
         found[observation.measurand].append(observation)
-    accepted: dict[Measurand, Observation] = {}
+    accepted: dict[Measurand, SignalReading] = {}
     rejected: dict[Measurand, Rejection] = {}
     for measurand in sorted(found):
         readings = sorted(found[measurand], key=lambda each: (each.available, each.capacity))
@@ -380,7 +380,7 @@ def validate(observations: Iterable[Observation], now: Moment, max_age_s: float)
     return ValidatedReadings(accepted, rejected)
 
 
-def _fault(observation: Observation, age_s: float, max_age_s: float) -> RejectionCode | None:
+def _fault(observation: SignalReading, age_s: float, max_age_s: float) -> RejectionCode | None:
     available, capacity = observation.available, observation.capacity
     faults = (
         (
@@ -411,7 +411,7 @@ class ThresholdStatus(Record):
     """
 
     threshold: Threshold
-    observation: Observation | None = None
+    observation: SignalReading | None = None
     rejection: Rejection | None = None
     limit: float | None = None
     met: bool = False

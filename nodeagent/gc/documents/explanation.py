@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from nodeagent.api.common import Document, Part, Reason, RecordedReason
+from nodeagent.api.common import Document, Part, ReasonDocument, RecordedReason
 from nodeagent.gc.documents.history import base64_of
-from nodeagent.gc.documents.passes import Decision, decision_fields
+from nodeagent.gc.documents.passes import DecisionDocument, decision_fields
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
@@ -31,7 +31,7 @@ class OtherReferences(Part, frozen=True, kw_only=True):
     bytes: int
 
 
-class Sharing(Part, frozen=True, kw_only=True):
+class SharingDocument(Part, frozen=True, kw_only=True):
     """Bytes of an image's unique and shared layers, with the images and other objects that share them."""
 
     unique_bytes: int
@@ -40,7 +40,7 @@ class Sharing(Part, frozen=True, kw_only=True):
     with_others: tuple[OtherReferences, ...]
 
     @classmethod
-    def of(cls, value: explanation.Sharing) -> Sharing:
+    def of(cls, value: explanation.Sharing) -> SharingDocument:
         """Return the document form of an image's sharing."""
         return cls(
             unique_bytes=value.unique_bytes,
@@ -57,7 +57,7 @@ class PodState(Part, frozen=True, kw_only=True):
     how: str
 
 
-class Explained(Decision, frozen=True, kw_only=True):
+class Explained(DecisionDocument, frozen=True, kw_only=True):
     """The decision on one item, with its basis.
 
     Attributes:
@@ -74,7 +74,7 @@ class Explained(Decision, frozen=True, kw_only=True):
 
     attempt: int | None
     names: tuple[str, ...]
-    also_kept_by: tuple[Reason, ...]
+    also_kept_by: tuple[ReasonDocument, ...]
     when: str
     eligible_at: Time | None
     users: tuple[str, ...]
@@ -86,7 +86,7 @@ class Explained(Decision, frozen=True, kw_only=True):
     size_bytes: int | None
     frees_alone_bytes: int | None
     removals_before: int
-    sharing: Sharing | None
+    sharing: SharingDocument | None
     pod: PodState | None
 
     @classmethod
@@ -95,10 +95,10 @@ class Explained(Decision, frozen=True, kw_only=True):
         return cls.from_value(
             value,
             **decision_fields(value.decision),
-            also_kept_by=tuple(map(Reason.of, value.also)),
+            also_kept_by=tuple(map(ReasonDocument.of, value.also)),
             position=value.position or None,
             positions=value.positions or None,
-            sharing=None if value.sharing is None else Sharing.of(value.sharing),
+            sharing=None if value.sharing is None else SharingDocument.of(value.sharing),
             pod=None if value.pod is None else PodState(gone=value.pod.deleted, how=value.pod.how),
         )
 
@@ -132,7 +132,7 @@ class PastRemoval(Part, frozen=True, kw_only=True):
         )
 
 
-class Explanation(Document, frozen=True, kw_only=True, tag=SchemaId.EXPLANATION.value):
+class ExplanationDocument(Document, frozen=True, kw_only=True, tag=SchemaId.EXPLANATION.value):
     """The items that match a query, with their past removals; ``asked`` is the query.
 
     Attributes:

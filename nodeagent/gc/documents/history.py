@@ -25,7 +25,7 @@ def base64_of(text: str) -> str | UnsetType:
     return UNSET if raw is None else b64encode(raw).decode()
 
 
-class PastAction(Part, frozen=True, kw_only=True):
+class PastActionDocument(Part, frozen=True, kw_only=True):
     """A planned removal and its outcome. Kinds, outcomes and codes may be from another version.
 
     Attributes:
@@ -45,7 +45,7 @@ class PastAction(Part, frozen=True, kw_only=True):
     duration_s: Number
 
     @classmethod
-    def of(cls, value: history.PastAction) -> PastAction:
+    def of(cls, value: history.PastAction) -> PastActionDocument:
         """Return the document form of an action."""
         return cls.from_value(
             value,
@@ -56,7 +56,7 @@ class PastAction(Part, frozen=True, kw_only=True):
         )
 
 
-class PastPass(Part, frozen=True, kw_only=True):
+class PastPassDocument(Part, frozen=True, kw_only=True):
     """A pass of the history.
 
     Attributes:
@@ -81,11 +81,11 @@ class PastPass(Part, frozen=True, kw_only=True):
     freed_bytes: int | None
     imagefs_percent_before: int | None
     imagefs_percent_after: int | None
-    actions: tuple[PastAction, ...]
+    actions: tuple[PastActionDocument, ...]
     eviction: dict[str, Any] | UnsetType = UNSET
 
     @classmethod
-    def of(cls, value: history.PastPass) -> PastPass:
+    def of(cls, value: history.PastPass) -> PastPassDocument:
         """Return the document form of a pass."""
         return cls.from_value(
             value,
@@ -95,12 +95,12 @@ class PastPass(Part, frozen=True, kw_only=True):
             end_detail=value.detail,
             imagefs_percent_before=value.percent_before,
             imagefs_percent_after=value.percent_after,
-            actions=tuple(map(PastAction.of, value.actions)),
+            actions=tuple(map(PastActionDocument.of, value.actions)),
             eviction=json.loads(value.eviction) if value.eviction else UNSET,
         )
 
 
-class StoppedPod(Part, frozen=True, kw_only=True):
+class StoppedPodDocument(Part, frozen=True, kw_only=True):
     """A pod of a node stop.
 
     Attributes:
@@ -121,14 +121,14 @@ class StoppedPod(Part, frozen=True, kw_only=True):
     detail: str
 
     @classmethod
-    def of(cls, pod: node_stop.StoppedPod) -> StoppedPod:
+    def of(cls, pod: node_stop.StoppedPod) -> StoppedPodDocument:
         """Return the document form of a stopped pod."""
         outcome = pod.outcome.value if pod.outcome else None
         asked_s, took_s = pod.requested_at_ms / 1000, None if pod.took_ms is None else pod.took_ms / 1000
         return cls.from_value(pod, outcome=outcome, asked_s=asked_s, took_s=took_s)
 
 
-class NodeStop(Part, frozen=True, kw_only=True):
+class NodeStopDocument(Part, frozen=True, kw_only=True):
     """One shutdown of the node, planned or not.
 
     Attributes:
@@ -145,22 +145,22 @@ class NodeStop(Part, frozen=True, kw_only=True):
     ended_at: Time | None
     granted_s: Number
     operation: str
-    pods: tuple[StoppedPod, ...]
+    pods: tuple[StoppedPodDocument, ...]
 
     @classmethod
-    def of(cls, stop: node_stop.NodeStop) -> NodeStop:
+    def of(cls, stop: node_stop.NodeStop) -> NodeStopDocument:
         """Return the document form of a node stop."""
-        kind, end, pods = stop.kind.value, stop.end.value, tuple(map(StoppedPod.of, stop.pods))
+        kind, end, pods = stop.kind.value, stop.end.value, tuple(map(StoppedPodDocument.of, stop.pods))
         return cls.from_value(stop, kind=kind, end=end, granted_s=stop.granted_ms / 1000, pods=pods)
 
 
-class History(Document, frozen=True, kw_only=True, tag=SchemaId.HISTORY.value):
+class HistoryDocument(Document, frozen=True, kw_only=True, tag=SchemaId.HISTORY.value):
     """Past passes and node stops, newest first."""
 
-    passes: tuple[PastPass, ...]
-    node_stops: tuple[NodeStop, ...]
+    passes: tuple[PastPassDocument, ...]
+    node_stops: tuple[NodeStopDocument, ...]
 
     @classmethod
-    def of(cls, passes: Iterable[history.PastPass], stops: Iterable[node_stop.NodeStop]) -> History:
+    def of(cls, passes: Iterable[history.PastPass], stops: Iterable[node_stop.NodeStop]) -> HistoryDocument:
         """Return the history document of these passes and node stops."""
-        return cls(passes=tuple(map(PastPass.of, passes)), node_stops=tuple(map(NodeStop.of, stops)))
+        return cls(passes=tuple(map(PastPassDocument.of, passes)), node_stops=tuple(map(NodeStopDocument.of, stops)))

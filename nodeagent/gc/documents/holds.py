@@ -48,7 +48,7 @@ class HoldFields(Part, frozen=True, kw_only=True):
         return self.image or "all images"
 
 
-class Hold(HoldFields, Document, frozen=True, kw_only=True, tag=SchemaId.HOLD.value, tag_field="schema"):
+class HoldDocument(HoldFields, Document, frozen=True, kw_only=True, tag=SchemaId.HOLD.value, tag_field="schema"):
     """One added or removed hold."""
 
 

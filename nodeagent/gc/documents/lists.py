@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from nodeagent.api.common import Document, Filesystem, Part, Reason, Runtime
+from nodeagent.api.common import Document, Filesystem, Part, ReasonDocument, Runtime
 from nodeagent.model.decision import Accounting, Decision, Verdict
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nodeagent.pods.plan.deletion import PodDeletionStatus
 
 
-class Listing(Document, frozen=True, kw_only=True):
+class ListDocument(Document, frozen=True, kw_only=True):
     """Base of every list."""
 
     observed_at: Time
@@ -31,7 +31,7 @@ class Listing(Document, frozen=True, kw_only=True):
         return cls.from_value(snapshot, runtime=Runtime.of(snapshot), imagefs=imagefs, **rows)
 
 
-class Image(Part, frozen=True, kw_only=True):
+class ImageDocument(Part, frozen=True, kw_only=True):
     """An image with its verdict.
 
     Attributes:
@@ -53,7 +53,7 @@ class Image(Part, frozen=True, kw_only=True):
     last_used: Time | None
     origin: str = ""
     verdict: Verdict
-    reason: Reason
+    reason: ReasonDocument
 
     @classmethod
     def of(
@@ -63,7 +63,7 @@ class Image(Part, frozen=True, kw_only=True):
         usage: model.ImageUsage | None,
         accounting: Accounting,
         origin: str,
-    ) -> Image:
+    ) -> ImageDocument:
         """Return the document form of an image."""
         return cls.from_value(
             image,
@@ -74,14 +74,14 @@ class Image(Part, frozen=True, kw_only=True):
             last_used=usage.last_used if usage else None,
             origin=origin,
             verdict=decision.verdict,
-            reason=Reason.of(decision.reason),
+            reason=ReasonDocument.of(decision.reason),
         )
 
 
-class Images(Listing, frozen=True, kw_only=True, tag=SchemaId.IMAGES.value):
+class Images(ListDocument, frozen=True, kw_only=True, tag=SchemaId.IMAGES.value):
     """List of all images with their verdicts."""
 
-    images: tuple[Image, ...]
+    images: tuple[ImageDocument, ...]
 
 
 class LayerStack(Part, frozen=True, kw_only=True):
@@ -105,13 +105,15 @@ class LayerStack(Part, frozen=True, kw_only=True):
         )
 
 
-class ImageTree(Listing, frozen=True, kw_only=True, tag=SchemaId.IMAGE_TREE.value, rename={"image_tree": "image-tree"}):
+class ImageTree(
+    ListDocument, frozen=True, kw_only=True, tag=SchemaId.IMAGE_TREE.value, rename={"image_tree": "image-tree"}
+):
     """List of all images by shared layers."""
 
     image_tree: tuple[LayerStack, ...]
 
 
-class Container(Part, frozen=True, kw_only=True):
+class ContainerDocument(Part, frozen=True, kw_only=True):
     """A container with its verdict."""
 
     id: str
@@ -127,24 +129,24 @@ class Container(Part, frozen=True, kw_only=True):
     finished_at: Time | None
     exit_code: int | None
     verdict: Verdict
-    reason: Reason
+    reason: ReasonDocument
 
     @classmethod
-    def of(cls, container: model.Container, decision: Decision) -> Container:
+    def of(cls, container: model.Container, decision: Decision) -> ContainerDocument:
         """Return the document form of a container."""
         return cls.from_value(
             container,
             state=container.state.value,
             image=container.image_name or container.image_ref,
             verdict=decision.verdict,
-            reason=Reason.of(decision.reason),
+            reason=ReasonDocument.of(decision.reason),
         )
 
 
-class Containers(Listing, frozen=True, kw_only=True, tag=SchemaId.CONTAINERS.value):
+class Containers(ListDocument, frozen=True, kw_only=True, tag=SchemaId.CONTAINERS.value):
     """List of all containers with their verdicts."""
 
-    containers: tuple[Container, ...]
+    containers: tuple[ContainerDocument, ...]
 
 
 class PodContainer(Part, frozen=True, kw_only=True):
@@ -155,7 +157,7 @@ class PodContainer(Part, frozen=True, kw_only=True):
     state: str
 
 
-class Sandbox(Part, frozen=True, kw_only=True):
+class SandboxDocument(Part, frozen=True, kw_only=True):
     """A sandbox of a pod with its containers."""
 
     id: str
@@ -178,7 +180,7 @@ class Pod(Part, frozen=True, kw_only=True):
     name: str
     gone: bool
     how: str
-    sandboxes: tuple[Sandbox, ...]
+    sandboxes: tuple[SandboxDocument, ...]
 
     @classmethod
     def of(
@@ -196,7 +198,7 @@ class Pod(Part, frozen=True, kw_only=True):
             gone=status.deleted if status else False,
             how=status.how if status else "",
             sandboxes=tuple(
-                Sandbox.from_value(
+                SandboxDocument.from_value(
                     sandbox,
                     containers=tuple(
                         PodContainer(id=each.id, name=each.name, state=each.state.value)
@@ -208,7 +210,7 @@ class Pod(Part, frozen=True, kw_only=True):
         )
 
 
-class Pods(Listing, frozen=True, kw_only=True, tag=SchemaId.PODS.value):
+class Pods(ListDocument, frozen=True, kw_only=True, tag=SchemaId.PODS.value):
     """List of all pods of the runtime, with their sandboxes."""
 
     pods: tuple[Pod, ...]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec import UNSET, UnsetType
 
 from nodeagent.api import common as codec
-from nodeagent.api.common import Document, Filesystem, Number, Part, Reason, Runtime
+from nodeagent.api.common import Document, Filesystem, Number, Part, ReasonDocument, Runtime
 from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd
 from nodeagent.gc.plan import breakdown as storage_breakdown
 from nodeagent.gc.plan import saved_plan
-from nodeagent.gc.plan.breakdown import Part as StoragePart
+from nodeagent.gc.plan.breakdown import UsageShare as StoragePart
 from nodeagent.model import ImageFilesystem, NodeSnapshot, decision
 from nodeagent.model.decision import Accounting, FilesystemTarget, ItemKind, Verdict
 from nodeagent.model.node import RuntimeInfo
@@ -88,7 +88,7 @@ def filesystem_effects(values: Iterable[MeasuredFilesystem]) -> tuple[Filesystem
     )
 
 
-class Decision(Part, frozen=True, kw_only=True):
+class DecisionDocument(Part, frozen=True, kw_only=True):
     """The decision on one item.
 
     Attributes:
@@ -102,13 +102,13 @@ class Decision(Part, frozen=True, kw_only=True):
     id_base64: str | UnsetType = UNSET
     name: str
     verdict: Verdict
-    reason: Reason
+    reason: ReasonDocument
     frees_bytes: int | None
     frees_inodes: int | None
     frees_on: tuple[FreedSpace, ...] | UnsetType = UNSET
 
     @classmethod
-    def of(cls, value: decision.Decision) -> Decision:
+    def of(cls, value: decision.Decision) -> DecisionDocument:
         """Return the document form of a decision."""
         return cls(**decision_fields(value))
 
@@ -131,21 +131,21 @@ class Decision(Part, frozen=True, kw_only=True):
 
 
 def decision_fields(value: decision.Decision) -> dict[str, Any]:
-    """Return the fields of a decision, for the parts that extend ``Decision``."""
+    """Return the fields of a decision, for the parts that extend ``DecisionDocument``."""
     return {
         "kind": value.kind,
         "id": value.id,
         "id_base64": base64_of(value.id),
         "name": value.name,
         "verdict": value.verdict,
-        "reason": Reason.of(value.reason),
+        "reason": ReasonDocument.of(value.reason),
         "frees_bytes": value.frees_bytes,
         "frees_inodes": value.frees_inodes,
         "frees_on": tuple(FreedSpace(path=path, bytes=size) for path, size in value.frees_on) or UNSET,
     }
 
 
-class Plan(Part, frozen=True, kw_only=True):
+class PlanDocument(Part, frozen=True, kw_only=True):
     """A plan with every decision, kept items included.
 
     Attributes:
@@ -163,13 +163,13 @@ class Plan(Part, frozen=True, kw_only=True):
     shortfall_bytes: int
     blocked: str
     warnings: tuple[str, ...]
-    decisions: tuple[Decision, ...]
+    decisions: tuple[DecisionDocument, ...]
     targets: tuple[FilesystemTarget, ...] | UnsetType = UNSET
 
     @classmethod
-    def of(cls, value: decision.Plan) -> Plan:
+    def of(cls, value: decision.Plan) -> PlanDocument:
         """Return the document form of a plan."""
-        decisions = tuple(map(Decision.of, value.decisions))
+        decisions = tuple(map(DecisionDocument.of, value.decisions))
         return cls.from_value(value, decisions=decisions, targets=value.targets or UNSET)
 
     def to_model(self) -> decision.Plan:
@@ -178,7 +178,7 @@ class Plan(Part, frozen=True, kw_only=True):
         return decision.Plan(**equal_fields(decision.Plan, self, decisions=decisions, targets=self.targets or ()))
 
 
-class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
+class PreviewDocument(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
     """Preview of a pass.
 
     Attributes:
@@ -195,7 +195,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
     runtime: Runtime
     imagefs: Filesystem | None
     warnings: tuple[str, ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[PlanDocument, ...]
     imagefs_problem: str = ""
     high_percent: int | None = None
     low_percent: int | None = None
@@ -211,7 +211,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
         policy: ImageGCPolicy | None = None,
         *,
         undo_window_s: float = 0.0,
-    ) -> Preview:
+    ) -> PreviewDocument:
         """Return the document of plans made from a snapshot, with the thresholds of a policy."""
         return cls.from_value(
             snapshot,
@@ -219,7 +219,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             dry_run=True,
             runtime=Runtime.of(snapshot),
             imagefs=Filesystem.of_optional(snapshot.image_filesystem),
-            plans=tuple(map(Plan.of, plans)),
+            plans=tuple(map(PlanDocument.of, plans)),
             imagefs_problem=snapshot.image_filesystem_error,
             high_percent=None if policy is None else policy.high_threshold_percent,
             low_percent=None if policy is None else policy.low_threshold_percent,
@@ -249,7 +249,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
         )
 
 
-class ResultFields(Decision, frozen=True, kw_only=True):
+class ResultFields(DecisionDocument, frozen=True, kw_only=True):
     """A planned removal and its outcome."""
 
     outcome: Outcome
@@ -262,7 +262,7 @@ class ResultFields(Decision, frozen=True, kw_only=True):
         return cls.from_value(value, **decision_fields(value.decision), duration_s=round(value.duration_s, 4))
 
 
-class Result(ResultFields, Document, frozen=True, kw_only=True, tag=SchemaId.RESULT.value, tag_field="schema"):
+class ResultDocument(ResultFields, Document, frozen=True, kw_only=True, tag=SchemaId.RESULT.value, tag_field="schema"):
     """Result of one removal, sent while the pass is running."""
 
 
@@ -321,13 +321,13 @@ class BreakdownFields(Part, frozen=True, kw_only=True):
         return storage_breakdown.Breakdown(self.imagefs.to_model(), shares, self.exact)
 
 
-class DiskUsage(
+class DiskUsageDocument(
     BreakdownFields, Document, frozen=True, kw_only=True, tag=SchemaId.DISK_USAGE.value, tag_field="schema"
 ):
     """The usage of the image filesystem by share."""
 
 
-class Drift(Part, frozen=True, kw_only=True):
+class DriftDocument(Part, frozen=True, kw_only=True):
     """An item of a saved plan that is no longer removable.
 
     Attributes:
@@ -341,7 +341,7 @@ class Drift(Part, frozen=True, kw_only=True):
     why: str
 
     @classmethod
-    def of(cls, value: saved_plan.Drift) -> Drift:
+    def of(cls, value: saved_plan.Drift) -> DriftDocument:
         """Return the document form of a drift."""
         item = value.item
         return cls(kind=item.kind, id=item.id, name=item.name, gone=value.gone, why=value.why)
@@ -376,11 +376,11 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
     imagefs_after: Filesystem | None
     warnings: tuple[str, ...]
     results: tuple[ResultFields, ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[PlanDocument, ...]
     undo_until: Time | None = None
     undo_bytes: int = 0
     breakdown: BreakdownFields | UnsetType = UNSET
-    drift: tuple[Drift, ...] | UnsetType = UNSET
+    drift: tuple[DriftDocument, ...] | UnsetType = UNSET
     filesystems: tuple[FilesystemEffect, ...] | UnsetType = UNSET
 
     @classmethod
@@ -400,18 +400,18 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
             imagefs_before=Filesystem.of_optional(value.before),
             imagefs_after=Filesystem.of_optional(value.after),
             results=tuple(map(ResultFields.of_result, value.results)),
-            plans=tuple(map(Plan.of, value.plans)),
+            plans=tuple(map(PlanDocument.of, value.plans)),
             breakdown=UNSET if breakdown is None else BreakdownFields.of(breakdown),
-            drift=UNSET if drift is None else tuple(map(Drift.of, drift)),
+            drift=UNSET if drift is None else tuple(map(DriftDocument.of, drift)),
             filesystems=filesystem_effects(value.filesystems),
         )
 
 
-def decode_progress(text: str) -> Result | Report:
+def decode_progress(text: str) -> ResultDocument | Report:
     """Decode one document of the stream of a running pass: a result, or the final report.
 
     Raises:
         DocumentError: the text is neither a result nor a report.
     """
-    document: Result | Report = codec.decode_any(text, Result | Report, "result or report")
+    document: ResultDocument | Report = codec.decode_any(text, ResultDocument | Report, "result or report")
     return document

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError, StoreError
 from nodeagent.gc.documents import lists
-from nodeagent.gc.documents.explanation import Explained, Explanation, PastRemoval
+from nodeagent.gc.documents.explanation import Explained, ExplanationDocument, PastRemoval
 from nodeagent.gc.documents.lists import LayerStack
-from nodeagent.gc.documents.passes import DiskUsage, Preview
+from nodeagent.gc.documents.passes import DiskUsageDocument, PreviewDocument
 from nodeagent.gc.documents.undo import UndoList
 from nodeagent.gc.pass_state import offered_window_s, plans_by_loop
 from nodeagent.gc.plan.explanation import explain
@@ -36,7 +36,7 @@ _PAST_PASSES: Final = 5
 _MAX_SIMILAR: Final = 3
 
 
-async def preview_collection(agent: Agent, scope: Scope) -> Preview:
+async def preview_collection(agent: Agent, scope: Scope) -> PreviewDocument:
     """Return the preview of a pass that starts now.
 
     Raises:
@@ -46,7 +46,7 @@ async def preview_collection(agent: Agent, scope: Scope) -> Preview:
     return await _document(scope, preview, agent)
 
 
-async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Preview:
+async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> PreviewDocument:
     """Return the preview of a removal of unreferenced blobs and snapshots.
 
     Args:
@@ -61,9 +61,9 @@ async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Pre
     return await _document(Scope.LEAKS, preview, agent)
 
 
-async def _document(scope: Scope, preview: gc_preview.Preview, agent: Agent) -> Preview:
+async def _document(scope: Scope, preview: gc_preview.Preview, agent: Agent) -> PreviewDocument:
     policy, window_s = agent.settings.policy.images, offered_window_s(agent.settings, preview)
-    make = partial(Preview.of, undo_window_s=window_s)
+    make = partial(PreviewDocument.of, undo_window_s=window_s)
     return await asyncio.to_thread(make, scope.value, preview.snapshot, preview.plans, policy)
 
 
@@ -76,7 +76,7 @@ async def list_undoable(agent: Agent) -> UndoList:
     return UndoList.of(await agent.undo.list_undoable())
 
 
-async def explain_items(agent: Agent, name: str) -> Explanation:
+async def explain_items(agent: Agent, name: str) -> ExplanationDocument:
     """Return the verdicts on the images, containers and pods that match a name, and their past removals.
 
     Raises:
@@ -92,7 +92,7 @@ async def explain_items(agent: Agent, name: str) -> Explanation:
     except StoreError as error:
         past, problem = (), str(error)
     tags = [each for image in preview.snapshot.images for each in image.repo_tags if each.endswith(f"/{name}")]
-    return Explanation(
+    return ExplanationDocument(
         asked=name,
         observed_at=preview.snapshot.observed_at,
         explanations=tuple(map(Explained.of_explanation, found)),
@@ -102,7 +102,7 @@ async def explain_items(agent: Agent, name: str) -> Explanation:
     )
 
 
-async def measure_disk_usage(agent: Agent, within_s: float) -> DiskUsage:
+async def measure_disk_usage(agent: Agent, within_s: float) -> DiskUsageDocument:
     """Return the usage of the image filesystem by share; directories are measured for ``within_s`` s at most.
 
     Raises:
@@ -127,12 +127,14 @@ async def break_down_usage(
     cancelled: threading.Event | None = None,
     *,
     private: bool,
-) -> DiskUsage:
+) -> DiskUsageDocument:
     """Return the usage of the image filesystem by share.
 
     ``cancelled`` ends the walk of directories when set; ``private`` as in ``read_breakdown``.
     """
-    return DiskUsage.of(await agent.break_down(snapshot, within_s=within_s, cancelled=cancelled, private=private))
+    return DiskUsageDocument.of(
+        await agent.break_down(snapshot, within_s=within_s, cancelled=cancelled, private=private)
+    )
 
 
 async def list_images(agent: Previews) -> lists.Images:
@@ -152,7 +154,7 @@ def _images(preview: pass_state.Preview, unreachable: Sequence[str]) -> lists.Im
     images = sorted(preview.snapshot.images, key=lambda image: (image.name, image.id))
     usage = preview.snapshot.image_usage
     rows = tuple(
-        lists.Image.of(each, decisions[each.id], usage.get(each.id), plan.accounting, origins[each.id])
+        lists.ImageDocument.of(each, decisions[each.id], usage.get(each.id), plan.accounting, origins[each.id])
         for each in images
     )
     return lists.Images.of_snapshot(preview.snapshot, images=rows)
@@ -198,7 +200,7 @@ def _containers(preview: pass_state.Preview) -> lists.Containers:
     containers = sorted(
         preview.snapshot.containers, key=lambda each: (each.pod_namespace, each.pod_name, each.name, -each.attempt)
     )
-    rows = tuple(lists.Container.of(each, decisions[each.id]) for each in containers)
+    rows = tuple(lists.ContainerDocument.of(each, decisions[each.id]) for each in containers)
     return lists.Containers.of_snapshot(preview.snapshot, containers=rows)
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.api.common import Document, Filesystem, Number, Part, RecordedReason, Runtime, encode_line
-from nodeagent.gc.documents.passes import Decision, Drift, Preview, Report
+from nodeagent.gc.documents.passes import DecisionDocument, DriftDocument, PreviewDocument, Report
 from nodeagent.gc.plan import saved_plan
 from nodeagent.gc.restore import UndoResult, by_image
 from nodeagent.model.decision import ItemKind, Verdict
@@ -94,12 +94,12 @@ class Apply(Document, frozen=True, kw_only=True, tag=SchemaId.APPLY.value):
     """The outcome of applying a saved plan; ``report`` is ``None`` in a dry run."""
 
     plan_id: str
-    drift: tuple[Drift, ...]
-    preview: Preview
+    drift: tuple[DriftDocument, ...]
+    preview: PreviewDocument
     report: Report | None
 
 
-class SavedItem(Part, frozen=True, kw_only=True):
+class SavedItemDocument(Part, frozen=True, kw_only=True):
     """One item of a saved plan."""
 
     kind: ItemKind
@@ -110,7 +110,7 @@ class SavedItem(Part, frozen=True, kw_only=True):
     frees_bytes: int | None
 
     @classmethod
-    def of_optional(cls, value: saved_plan.SavedItem | None) -> SavedItem | None:
+    def of_optional(cls, value: saved_plan.SavedItem | None) -> SavedItemDocument | None:
         """Return the document form of an item; ``None`` for ``None``."""
         if value is None:
             return None
@@ -118,25 +118,25 @@ class SavedItem(Part, frozen=True, kw_only=True):
         return cls.from_value(value, reason=reason)
 
 
-class Difference(Part, frozen=True, kw_only=True):
+class DifferenceDocument(Part, frozen=True, kw_only=True):
     """An item with different decisions in two plans; ``before`` or ``after`` is ``None`` if absent."""
 
     kind: ItemKind | None
     id: str | None
     name: str | None
-    before: SavedItem | None
-    after: SavedItem | None
+    before: SavedItemDocument | None
+    after: SavedItemDocument | None
 
     @classmethod
-    def of(cls, value: saved_plan.Difference) -> Difference:
+    def of(cls, value: saved_plan.Difference) -> DifferenceDocument:
         """Return the document form of a difference."""
         known = value.after or value.before
         return cls(
             kind=known.kind if known else None,
             id=known.id if known else None,
             name=known.name if known else None,
-            before=SavedItem.of_optional(value.before),
-            after=SavedItem.of_optional(value.after),
+            before=SavedItemDocument.of_optional(value.before),
+            after=SavedItemDocument.of_optional(value.after),
         )
 
 
@@ -152,7 +152,7 @@ class PlanDiff(Document, frozen=True, kw_only=True, tag=SchemaId.PLAN_DIFF.value
 
     before: ComparedPlan
     after: ComparedPlan
-    differences: tuple[Difference, ...]
+    differences: tuple[DifferenceDocument, ...]
 
     @classmethod
     def of(
@@ -162,7 +162,7 @@ class PlanDiff(Document, frozen=True, kw_only=True, tag=SchemaId.PLAN_DIFF.value
         return cls(
             before=ComparedPlan(id=before.id, made_at=before.made_at),
             after=ComparedPlan(id=after.id, made_at=after.made_at),
-            differences=tuple(map(Difference.of, differences)),
+            differences=tuple(map(DifferenceDocument.of, differences)),
         )
 
 
@@ -185,7 +185,7 @@ def encode_saved_plan(preview: GCPreview, *, node: str, expires_at: datetime, ag
         "imagefs": Filesystem.of_optional(snapshot.image_filesystem),
         "frees_bytes": sum(plan.frees_bytes for plan in preview.plans),
         "warnings": [*snapshot.warnings, *(warning for plan in preview.plans for warning in plan.warnings)],
-        "decisions": [Decision.of(each) for each in removals_first],
+        "decisions": [DecisionDocument.of(each) for each in removals_first],
     }
     # converted through JSON, so that the digest covers the written text
     document = json.loads(encode_line(body))

@@ -15,7 +15,7 @@ from nodeagent.record import Record
 _MAYBE_RUNNING: Final = frozenset({model.ContainerState.RUNNING, model.ContainerState.UNKNOWN})
 
 
-class Part(StrEnum):
+class UsageShare(StrEnum):
     """Category of usage of the image filesystem. The values are part of the JSON output."""
 
     IMAGES_IN_USE = "images-in-use"
@@ -29,7 +29,7 @@ class Part(StrEnum):
     OTHER = "not-container-data"
 
 
-class Walk(Record):
+class MeasuredTree(Record):
     """Disk usage of a directory tree.
 
     Attributes:
@@ -57,16 +57,16 @@ class MeasuredUsage(Record):
 
     unreferenced: Sequence[model.UnreferencedPiece] = ()
     writable_bytes: Mapping[str, int] | None = None
-    logs: Walk | None = None
-    volumes: Sequence[Walk] = ()
-    largest: Sequence[Walk] = ()
-    log_files: Sequence[Walk] = ()
+    logs: MeasuredTree | None = None
+    volumes: Sequence[MeasuredTree] = ()
+    largest: Sequence[MeasuredTree] = ()
+    log_files: Sequence[MeasuredTree] = ()
 
 
 class Share(Record):
     """Usage of one category with its largest members, largest first; a lower bound or estimate unless ``exact``."""
 
-    part: Part
+    part: UsageShare
     size_bytes: int
     members: tuple[tuple[str, int], ...] = ()
     exact: bool = True
@@ -102,17 +102,19 @@ def break_down(snapshot: model.NodeSnapshot, filesystem: model.FsObservation, me
     )
     unreferenced_bytes = sum(each.piece.size_bytes for each in measured.unreferenced if not each.piece.references)
     members = [(each.piece.key, each.piece.size_bytes) for each in measured.unreferenced if not each.piece.references]
-    shares.append(Share(Part.NOT_HELD, unreferenced_bytes, _largest(members)))
+    shares.append(Share(UsageShare.NOT_HELD, unreferenced_bytes, _largest(members)))
     shares += _writable_shares(snapshot, measured.writable_bytes or {})
     if measured.logs is not None:
         files = _largest((each.path, each.size_bytes) for each in measured.log_files)
-        shares.append(Share(Part.POD_LOGS, measured.logs.size_bytes, files, exact=measured.logs.complete))
+        shares.append(Share(UsageShare.POD_LOGS, measured.logs.size_bytes, files, exact=measured.logs.complete))
     if measured.volumes:
-        shares.append(_of_walks(Part.POD_VOLUMES, measured.volumes))
+        shares.append(_of_walks(UsageShare.POD_VOLUMES, measured.volumes))
     used_bytes = filesystem.capacity_bytes - filesystem.available_bytes
     other_bytes = max(0, used_bytes - sum(share.size_bytes for share in shares))
     members = [(each.path, each.size_bytes) for each in measured.largest]
-    shares.append(Share(Part.OTHER, other_bytes, _largest(members), all(each.complete for each in measured.largest)))
+    shares.append(
+        Share(UsageShare.OTHER, other_bytes, _largest(members), all(each.complete for each in measured.largest))
+    )
     return Breakdown(filesystem, tuple(shares), exact=storage is not None)
 
 
@@ -137,7 +139,7 @@ def _image_shares(
     names = {image.id: image.name for image in snapshot.images}
     counted: set[int] = set()
     shares = []
-    for part, used in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
+    for part, used in ((UsageShare.IMAGES_IN_USE, True), (UsageShare.IMAGES_UNUSED, False)):
         members = []
         total = 0
         for image_id, indexes in storage.by_image.items():
@@ -157,13 +159,13 @@ def _image_shares(
     ]
     if storage.undo_bytes:
         others.append(("undo window of removed images", storage.undo_bytes))
-    shares.append(Share(Part.HELD_OTHERWISE, sum(size for _, size in others), _largest(others)))
+    shares.append(Share(UsageShare.HELD_OTHERWISE, sum(size for _, size in others), _largest(others)))
     return shares
 
 
 def _image_shares_by_size(snapshot: model.NodeSnapshot, in_use: frozenset[str]) -> list[Share]:
     shares = []
-    for part, used in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
+    for part, used in ((UsageShare.IMAGES_IN_USE, True), (UsageShare.IMAGES_UNUSED, False)):
         members = [(image.name, image.size_bytes or 0) for image in snapshot.images if (image.id in in_use) is used]
         shares.append(Share(part, sum(size for _, size in members), _largest(members), exact=False))
     return shares
@@ -184,12 +186,12 @@ def _writable_shares(snapshot: model.NodeSnapshot, writable_bytes: Mapping[str, 
             continue
         (running if container.state in _MAYBE_RUNNING else dead).append((container.display_name, size))
     return [
-        Share(Part.WRITABLE_RUNNING, sum(size for _, size in running), _largest(running)),
-        Share(Part.WRITABLE_DEAD, sum(size for _, size in dead), _largest(dead)),
+        Share(UsageShare.WRITABLE_RUNNING, sum(size for _, size in running), _largest(running)),
+        Share(UsageShare.WRITABLE_DEAD, sum(size for _, size in dead), _largest(dead)),
     ]
 
 
-def _of_walks(part: Part, walks: Sequence[Walk]) -> Share:
+def _of_walks(part: UsageShare, walks: Sequence[MeasuredTree]) -> Share:
     members = [(each.path, each.size_bytes) for each in walks]
     return Share(part, sum(each.size_bytes for each in walks), _largest(members), all(each.complete for each in walks))
 
@@ -203,7 +205,7 @@ def describe(breakdown: Breakdown) -> dict[str, int]:
     return {share.part.value: share.size_bytes for share in breakdown.shares if share.size_bytes}
 
 
-__all__ = ["Breakdown", "MeasuredUsage", "Part", "Share", "Walk", "break_down", "describe"]
+__all__ = ["Breakdown", "MeasuredTree", "MeasuredUsage", "Share", "UsageShare", "break_down", "describe"]
 
 
 @dataclass(slots=True)

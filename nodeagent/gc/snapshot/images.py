@@ -49,7 +49,7 @@ class ImageObserver:
     storage: StorageBackend
     _: KW_ONLY
     filesystem_reader: ImageFilesystemReader
-    memory: NodeMemory
+    memory: ObservationStore
     read_holds: Callable[[], tuple[model.Hold, ...]]
     read_pod_images: PodImageSource
     _sources: dict[str, frozenset[str]] = field(default_factory=dict, init=False)
@@ -192,7 +192,7 @@ class ImageObserver:
         return self._sources
 
 
-class NodeMemory(Protocol):
+class ObservationStore(Protocol):
     """State kept between observations; its methods block. Implemented by ``Store``."""
 
     @property

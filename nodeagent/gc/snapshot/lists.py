@@ -47,7 +47,7 @@ KIND_LABEL: Final = "io.cri-containerd.kind"
 """Label of the containerd records of CRI's containers and sandboxes."""
 
 
-class RuntimeReader(Protocol):
+class ListCalls(Protocol):
     """Runtime calls of the check. Each method raises RuntimeRequestError if the call fails."""
 
     async def list_images(self) -> tuple[Image, ...]:
@@ -121,7 +121,7 @@ class ListCheck:
         confirm_s: time in seconds before a second listing.
     """
 
-    runtime: RuntimeReader
+    runtime: ListCalls
     find_running: FindRunning
     list_stored: Callable[[], Awaitable[tuple[StoredContainer, ...] | None]]
     list_records: Callable[[], Awaitable[StorageLists | NodeAgentError | None]]

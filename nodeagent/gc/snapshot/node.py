@@ -18,7 +18,7 @@ from nodeagent import model
 from nodeagent.errors import ObservationError, RuntimeUnavailableError
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.snapshot.details import DeadLayers, ItemDetails
-from nodeagent.gc.snapshot.images import ImageFilesystemReader, ImageObserver, NodeMemory, PodImageSource
+from nodeagent.gc.snapshot.images import ImageFilesystemReader, ImageObserver, ObservationStore, PodImageSource
 from nodeagent.gc.snapshot.lists import CONFIRM_S, FindRunning, ListCheck
 from nodeagent.host import pod_logs as podlogs
 from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
@@ -28,7 +28,7 @@ from nodeagent.pods.plan.deletion import checked_pod_list
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
-from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
+from nodeagent.runtime.metadata_graph import SNAPSHOTS, GraphNode
 from nodeagent.runtime.storage_graph import unlisted_containers
 from nodeagent.store.database import SnapshotFigures, Store
 
@@ -109,7 +109,7 @@ async def _no_paths() -> tuple[tuple[str, ...], str]:
     return (), ""
 
 
-class Observer:
+class NodeSnapshotReader:
     """Observer of a node through its runtime, its filesystems and the agent's state database.
 
     Attributes:
@@ -128,7 +128,7 @@ class Observer:
         clock: Clock,
         read_boot_id: Callable[[], str],
         read_filesystem: Callable[[str], model.FsObservation],
-        memory: NodeMemory,
+        memory: ObservationStore,
         read_holds: Callable[[], tuple[model.Hold, ...]],
         read_role: Callable[[], Awaitable[model.Role]],
         find_running: FindRunning,
@@ -252,17 +252,17 @@ class StoredSnapshotUsage(Record):
 
     store: Store
 
-    def read(self) -> dict[Node, tuple[Stamp, SnapshotUsage]]:
+    def read(self) -> dict[GraphNode, tuple[Stamp, SnapshotUsage]]:
         """Return the usage of each recorded snapshot, with the creation time of the snapshot."""
         return {
-            Node(SNAPSHOTS + snapshotter, key): (
+            GraphNode(SNAPSHOTS + snapshotter, key): (
                 Stamp(figures.created_s, figures.created_ns),
                 SnapshotUsage(figures.size_bytes, figures.inodes),
             )
             for (snapshotter, key), figures in self.store.snapshot_usage().items()
         }
 
-    def write(self, read: Mapping[Node, tuple[Stamp, SnapshotUsage]], removed: Collection[Node]) -> None:
+    def write(self, read: Mapping[GraphNode, tuple[Stamp, SnapshotUsage]], removed: Collection[GraphNode]) -> None:
         """Record the usage of ``read`` and delete the records of ``removed``."""
         self.store.note_snapshot_usage(
             {_store_key(node): SnapshotFigures(*created, *used) for node, (created, used) in read.items()},
@@ -270,5 +270,5 @@ class StoredSnapshotUsage(Record):
         )
 
 
-def _store_key(node: Node) -> tuple[str, str]:
+def _store_key(node: GraphNode) -> tuple[str, str]:
     return node.kind.removeprefix(SNAPSHOTS), node.id

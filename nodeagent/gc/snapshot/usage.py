@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
-from nodeagent.gc.plan.breakdown import Breakdown, MeasuredUsage, Share, Walk, break_down
+from nodeagent.gc.plan.breakdown import Breakdown, MeasuredTree, MeasuredUsage, Share, break_down
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from nodeagent.gc.snapshot.node import Observer
+    from nodeagent.gc.snapshot.node import NodeSnapshotReader
     from nodeagent.model import FsObservation, NodeSnapshot, UnreferencedPiece
     from nodeagent.runtime.storage_backend import StorageBackend
 
@@ -35,7 +35,7 @@ _FOR_ALL: Final = stat.S_IROTH | stat.S_IXOTH
 
 async def read_breakdown(  # noqa: PLR0913 - one argument per source of the breakdown
     snapshot: NodeSnapshot,
-    observer: Observer,
+    observer: NodeSnapshotReader,
     storage: StorageBackend,
     pod_log_root: Path,
     *,
@@ -140,7 +140,7 @@ def _walk(
         _to_walk(logs) if logs is not None else None,
         tuple(_to_walk(part) for tree in volumes for part in tree.without_large_files()),
         tuple(map(_to_walk, largest)),
-        tuple(Walk(path, size_bytes) for size_bytes, path in logs.files) if logs is not None else (),
+        tuple(MeasuredTree(path, size_bytes) for size_bytes, path in logs.files) if logs is not None else (),
     )
 
 
@@ -157,5 +157,5 @@ def _is_on(path: Path, filesystem: FsObservation) -> bool:
     return filesystem_id(str(path)) == filesystem.device_id
 
 
-def _to_walk(tree: Tree) -> Walk:
-    return Walk(tree.path, tree.size_bytes, tree.complete)
+def _to_walk(tree: Tree) -> MeasuredTree:
+    return MeasuredTree(tree.path, tree.size_bytes, tree.complete)

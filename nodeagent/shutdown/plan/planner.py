@@ -35,7 +35,7 @@ class PlacedBy(StrEnum):
     SELECTOR = "selector"
 
 
-class Placement(Record):
+class PodPhase(Record):
     """Phase of one pod with the reason.
 
     Attributes:
@@ -59,7 +59,7 @@ class PodStop(Record):
     """
 
     pod: ShutdownPod
-    placement: Placement
+    placement: PodPhase
     grace_ms: int
     capped: bool
 
@@ -122,7 +122,7 @@ def plan_shutdown(
     use of unused time and the continuation are specific to nodeagent.
     """
     elapsed_ms = max(0, elapsed_ms)
-    members: list[list[tuple[ShutdownPod, Placement]]] = [[] for _ in budget.phases]
+    members: list[list[tuple[ShutdownPod, PodPhase]]] = [[] for _ in budget.phases]
     planned = {uid for uid, record in progress.items() if record.outcome.ended}
     for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.uid)):
         if pod.uid in planned or not budget.phases:
@@ -157,7 +157,7 @@ def stop_order(pod: ShutdownPod) -> tuple[float, str, str, str]:
 
 
 def _stops(
-    placed: Sequence[tuple[ShutdownPod, Placement]], now_ms: int, end_ms: int, progress: Mapping[str, PodProgress]
+    placed: Sequence[tuple[ShutdownPod, PodPhase]], now_ms: int, end_ms: int, progress: Mapping[str, PodProgress]
 ) -> tuple[PodStop, ...]:
     left_ms = max(0, end_ms - now_ms)
     stops = []
@@ -172,7 +172,7 @@ def _stops(
     return tuple(stops)
 
 
-def place(pod: ShutdownPod, phases: Sequence[PhaseBudget]) -> Placement:
+def place(pod: ShutdownPod, phases: Sequence[PhaseBudget]) -> PodPhase:
     """Return the phase of a pod; at least one of ``phases`` must have a minimum priority.
 
     The priority band of a pod is the phase with the highest minimum that does not exceed the pod's priority, or the
@@ -189,25 +189,25 @@ def place(pod: ShutdownPod, phases: Sequence[PhaseBudget]) -> Placement:
     for index in range(len(phases) - 1, placement.phase, -1):
         for selector in phases[index].phase.selectors:
             if selector.matches(pod):
-                return Placement(index, PlacedBy.SELECTOR, f"selected by {selector}")
+                return PodPhase(index, PlacedBy.SELECTOR, f"selected by {selector}")
     return placement
 
 
-def _by_priority(pod: ShutdownPod, bands: Sequence[tuple[int, int]]) -> Placement:
+def _by_priority(pod: ShutdownPod, bands: Sequence[tuple[int, int]]) -> PodPhase:
     last = bands[-1][1]
     if pod.static:
-        return Placement(last, PlacedBy.STATIC, f"static pod{_source_suffix(pod.static_source)}")
+        return PodPhase(last, PlacedBy.STATIC, f"static pod{_source_suffix(pod.static_source)}")
     if pod.node_critical:
-        return Placement(last, PlacedBy.NODE_CRITICAL, f"node-critical pod{_source_suffix(pod.node_critical_source)}")
+        return PodPhase(last, PlacedBy.NODE_CRITICAL, f"node-critical pod{_source_suffix(pod.node_critical_source)}")
     if pod.priority is None:
         if pod.namespace == SYSTEM_NAMESPACE:
-            return Placement(last, PlacedBy.SYSTEM_UNKNOWN, f"priority unknown, in {SYSTEM_NAMESPACE}")
-        return Placement(_band(0, bands), PlacedBy.PRIORITY_ASSUMED, "priority unknown, assumed 0")
+            return PodPhase(last, PlacedBy.SYSTEM_UNKNOWN, f"priority unknown, in {SYSTEM_NAMESPACE}")
+        return PodPhase(_band(0, bands), PlacedBy.PRIORITY_ASSUMED, "priority unknown, assumed 0")
     by = PlacedBy.PRIORITY if pod.priority >= bands[0][0] else PlacedBy.BELOW_ALL
     critical = ", critical" if pod.priority >= CRITICAL_PRIORITY else ""
     below = f", below the lowest phase's {bands[0][0]}" if by is PlacedBy.BELOW_ALL else ""
     why = f"priority {pod.priority}{critical}{below}{_source_suffix(pod.priority_source)}"
-    return Placement(_band(pod.priority, bands), by, why)
+    return PodPhase(_band(pod.priority, bands), by, why)
 
 
 def _band(priority: int, bands: Sequence[tuple[int, int]]) -> int:

@@ -23,7 +23,7 @@ from nodeagent.api.common import (
 )
 from nodeagent.daemon.control_documents import Triggered
 from nodeagent.daemon.documents import Status
-from nodeagent.gc.documents.history import History
+from nodeagent.gc.documents.history import HistoryDocument
 from nodeagent.gc.documents.holds import HoldList
 from nodeagent.gc.documents.passes import decode_progress
 from nodeagent.schemas import SchemaId
@@ -31,7 +31,7 @@ from tests.support.modules import import_all
 
 import_all()
 
-BASES = {"Listing"}
+BASES = {"ListDocument"}
 
 
 def subclasses(kind: type[Document]) -> set[type[Document]]:
@@ -111,7 +111,7 @@ def test_decode_error_names_schema_and_field(text: str, message: str) -> None:
 def test_decode_error_names_the_path_into_lists() -> None:
     text = '{"passes": [], "node_stops": [{"id": "a", "boot_id": "b", "kind": 1}]}'
     with pytest.raises(DocumentError, match=r"at `\$.node_stops\[0\].kind`"):
-        decode(text, History)
+        decode(text, HistoryDocument)
 
 
 def test_time_without_zone_is_refused() -> None:

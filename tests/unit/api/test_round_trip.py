@@ -8,11 +8,11 @@ from datetime import timedelta
 import pytest
 
 from nodeagent.api.common import decode, encode
-from nodeagent.gc.documents.history import History
+from nodeagent.gc.documents.history import HistoryDocument
 from nodeagent.gc.documents.holds import HoldList
-from nodeagent.gc.documents.passes import DiskUsage, Preview
+from nodeagent.gc.documents.passes import DiskUsageDocument, PreviewDocument
 from nodeagent.gc.pass_state import plans_for
-from nodeagent.gc.plan.breakdown import Breakdown, Part, Share
+from nodeagent.gc.plan.breakdown import Breakdown, Share, UsageShare
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model import TRUSTED, ContainerState, Hold
 from nodeagent.record import replace
@@ -32,11 +32,11 @@ def test_preview_round_trip_keeps_snapshot_and_plans(scope: Scope, percent: int)
         warnings=("careful",),
     )
     plans = plans_for(scope, observed, GCPolicy(images=ImageGCPolicy(minimum_age_s=0)))
-    text = encode(Preview.of(scope.value, observed, plans))
-    decoded = decode(text, Preview)
+    text = encode(PreviewDocument.of(scope.value, observed, plans))
+    decoded = decode(text, PreviewDocument)
     decoded_plans = tuple(each.to_model() for each in decoded.plans)
     assert encode(decoded) == text
-    assert encode(Preview.of(scope.value, decoded.snapshot(), decoded_plans)) == text
+    assert encode(PreviewDocument.of(scope.value, decoded.snapshot(), decoded_plans)) == text
     sentences = [each.reason.sentence for plan in plans for each in plan.decisions]
     assert [each.reason.sentence for plan in decoded_plans for each in plan.decisions] == sentences
     assert sentences
@@ -48,8 +48,8 @@ def test_history_round_trip_keeps_passes() -> None:
     past = PastPass(
         "p1", NOW, 1.5, "interval", "images", "", False, "complete", "", 5, 4, 90, 80, (action,), record, 0.25
     )
-    document = History.of([past], [])
-    assert decode(encode(document), History) == document
+    document = HistoryDocument.of([past], [])
+    assert decode(encode(document), HistoryDocument) == document
     assert document.passes[0].eviction == json.loads(record)
     assert document.passes[0].settled_s == 0.25
 
@@ -68,7 +68,12 @@ def test_ended_hold_is_not_listed() -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_disk_usage_round_trip_keeps_breakdown(exact: bool) -> None:
-    shares = (Share(Part.IMAGES_IN_USE, 7, (("app:v1 (shop/web)", 7),)), Share(Part.OTHER, 5, (), exact=False))
-    decoded = decode(encode(DiskUsage.of(Breakdown(filesystem(91), shares, exact))), DiskUsage).to_model()
+    shares = (
+        Share(UsageShare.IMAGES_IN_USE, 7, (("app:v1 (shop/web)", 7),)),
+        Share(UsageShare.OTHER, 5, (), exact=False),
+    )
+    decoded = decode(
+        encode(DiskUsageDocument.of(Breakdown(filesystem(91), shares, exact))), DiskUsageDocument
+    ).to_model()
     assert (decoded.shares, decoded.exact) == (shares, exact)
     assert decoded.filesystem.used_percent == 91

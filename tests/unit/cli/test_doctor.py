@@ -15,7 +15,7 @@ import pytest
 from nodeagent.cli import doctor as checks
 from nodeagent.cli import doctor as doctor_memory
 from nodeagent.cli.doctor import fix_logind, summary
-from nodeagent.doctor.plan.node import Finding, Verdict
+from nodeagent.doctor.plan.node import Finding, Grade
 from nodeagent.model import Role
 from nodeagent.record import replace
 from nodeagent.settings.endpoints import ControlSettings
@@ -54,14 +54,14 @@ def write(root: Path, name: str, text: str = "") -> None:
     ],
 )
 def test_summary_counts_problems_and_warnings(problems: int, warnings: int, text: str) -> None:
-    verdicts = [Verdict.OK, *[Verdict.PROBLEM] * problems, *[Verdict.WARNING] * warnings]
+    verdicts = [Grade.OK, *[Grade.PROBLEM] * problems, *[Grade.WARNING] * warnings]
     assert summary([Finding("agent", each, "evidence") for each in verdicts]) == text
 
 
 @pytest.mark.usefixtures("proc")
 def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_settings: Settings, tmp_path: Path) -> None:
     make_node(tmp_path)
-    assert [each.verdict for each in checks.kubelet_findings(node_settings, tmp_path)] == [Verdict.SKIPPED] * 3
+    assert [each.verdict for each in checks.kubelet_findings(node_settings, tmp_path)] == [Grade.SKIPPED] * 3
     write(tmp_path, "etc/kubernetes/kubelet/config.json", f'{KUBELET}shutdownGracePeriod: "30s" # seconds')
     add_process(
         tmp_path,
@@ -74,7 +74,7 @@ def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_setti
         "/etc/kubernetes/kubelet/config.json, command line: images removed from 75%, "
         "evictionHard imagefs.available 15%, shutdownGracePeriod 30s"
     )
-    assert (images.check, images.verdict) == ("kubelet-overlap-images", Verdict.WARNING)
+    assert (images.check, images.verdict) == ("kubelet-overlap-images", Grade.WARNING)
     assert images.evidence == (
         "the kubelet removes images at 75% (imageGCHighThresholdPercent 75), before the agent does (85%)"
     )
@@ -116,32 +116,32 @@ def test_restart_of_evicted_pods_is_warned_of_only_if_they_are_evicted_through_t
 @pytest.mark.parametrize(
     ("name", "flags", "own", "verdict"),
     [
-        ("kubelet", ["--container-runtime-endpoint=unix://{root}/run/crio/crio.sock"], "crio/crio", Verdict.OK),
-        ("kubelet", ["--container-runtime-endpoint", "{root}/run/b.sock"], "crio/crio", Verdict.PROBLEM),
-        ("k3s-server", [], "k3s/containerd/containerd", Verdict.OK),
-        ("k3s-server", [], "containerd/containerd", Verdict.PROBLEM),
-        ("kubelet", [], "containerd/containerd", Verdict.SKIPPED),
+        ("kubelet", ["--container-runtime-endpoint=unix://{root}/run/crio/crio.sock"], "crio/crio", Grade.OK),
+        ("kubelet", ["--container-runtime-endpoint", "{root}/run/b.sock"], "crio/crio", Grade.PROBLEM),
+        ("k3s-server", [], "k3s/containerd/containerd", Grade.OK),
+        ("k3s-server", [], "containerd/containerd", Grade.PROBLEM),
+        ("kubelet", [], "containerd/containerd", Grade.SKIPPED),
     ],
 )
 def test_runtime_of_the_agent_is_compared_with_that_of_the_kubelet(
-    node_settings: Settings, tmp_path: Path, *, name: str, flags: list[str], own: str, verdict: Verdict
+    node_settings: Settings, tmp_path: Path, *, name: str, flags: list[str], own: str, verdict: Grade
 ) -> None:
     make_node(tmp_path)
     write(tmp_path, f"run/{own}.sock")
     add_process(tmp_path, 812, name, (name, *(each.format(root=tmp_path) for each in flags)))
     (finding, *_) = checks.kubelet_findings(replace(node_settings, endpoint=""), tmp_path)
     assert (finding.check, finding.verdict) == ("kubelet-runtime", verdict)
-    assert bool(finding.fix) == (verdict is Verdict.PROBLEM)
+    assert bool(finding.fix) == (verdict is Grade.PROBLEM)
 
 
 def test_state_directory_writable_by_others_is_a_warning(node_settings: Settings) -> None:
-    assert checks.state_finding(node_settings).verdict is Verdict.OK
+    assert checks.state_finding(node_settings).verdict is Grade.OK
     node_settings.state_directory.chmod(0o777)
     assert "mode 0777" in checks.state_finding(node_settings).evidence
     node_settings.state_directory.rmdir()
-    assert checks.state_finding(node_settings).verdict is Verdict.OK
+    assert checks.state_finding(node_settings).verdict is Grade.OK
     node_settings.state_directory.write_text("a file")
-    assert checks.state_finding(node_settings).verdict is Verdict.PROBLEM
+    assert checks.state_finding(node_settings).verdict is Grade.PROBLEM
 
 
 def test_broken_database_is_reported_and_not_changed(node_settings: Settings) -> None:
@@ -152,19 +152,19 @@ def test_broken_database_is_reported_and_not_changed(node_settings: Settings) ->
     assert checks.store_finding(node_settings).evidence == "history.db: sound"
     broken.write_bytes(b"no database" * 100)
     finding = checks.store_finding(node_settings)
-    assert (finding.verdict, str(broken) in finding.evidence) == (Verdict.WARNING, True)
+    assert (finding.verdict, str(broken) in finding.evidence) == (Grade.WARNING, True)
     assert sorted(each.name for each in node_settings.state_directory.iterdir()) == ["history.db", "nodeagent.db"]
 
 
 def test_unreadable_holds_are_a_problem(node_settings: Settings) -> None:
     assert checks.hold_finding(node_settings).evidence == "0 hold(s)"
     (node_settings.state_directory / "holds.json").write_text("[")
-    assert checks.hold_finding(node_settings).verdict is Verdict.PROBLEM
+    assert checks.hold_finding(node_settings).verdict is Grade.PROBLEM
 
 
-@pytest.mark.parametrize(("kernel_estimate", "verdict"), [(True, Verdict.OK), (False, Verdict.WARNING)])
+@pytest.mark.parametrize(("kernel_estimate", "verdict"), [(True, Grade.OK), (False, Grade.WARNING)])
 def test_memory_threshold_below_the_watermarks_is_a_warning(
-    node_settings: Settings, tmp_path: Path, verdict: Verdict, *, kernel_estimate: bool
+    node_settings: Settings, tmp_path: Path, verdict: Grade, *, kernel_estimate: bool
 ) -> None:
     write(tmp_path, "proc/meminfo", "MemTotal: 1000000 kB\nMemAvailable: 8192 kB\n")
     write(tmp_path, "proc/sys/vm/min_free_kbytes", "45056\n")
@@ -175,14 +175,14 @@ def test_memory_threshold_below_the_watermarks_is_a_warning(
 
 
 def test_reclaim_of_page_cache_without_a_unit_or_disabled_is_skipped(node_settings: Settings) -> None:
-    assert doctor_memory.cache_finding(node_settings).verdict is Verdict.SKIPPED
+    assert doctor_memory.cache_finding(node_settings).verdict is Grade.SKIPPED
     eviction = replace(node_settings.eviction, reclaim_cache=False)
     finding = doctor_memory.cache_finding(replace(node_settings, eviction=eviction))
-    assert (finding.verdict, finding.evidence) == (Verdict.SKIPPED, "eviction.reclaim = false")
+    assert (finding.verdict, finding.evidence) == (Grade.SKIPPED, "eviction.reclaim = false")
 
 
 def test_memory_without_readings_is_skipped(node_settings: Settings, tmp_path: Path) -> None:
-    assert doctor_memory.memory_finding(node_settings, tmp_path).verdict is Verdict.SKIPPED
+    assert doctor_memory.memory_finding(node_settings, tmp_path).verdict is Grade.SKIPPED
 
 
 def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_p
     write(tmp_path, "run/systemd/journal/socket")
     findings = {each.check: each for each in checks.run_checks(node_settings, tmp_path, is_root=True)}
     assert "neither YAML nor JSON" in findings["kubelet-config"].evidence
-    assert findings["journal"].verdict is Verdict.OK
-    assert findings["runtime"].verdict is Verdict.PROBLEM
+    assert findings["journal"].verdict is Grade.OK
+    assert findings["runtime"].verdict is Grade.PROBLEM
     assert findings["runtime"].fix
 
 
@@ -208,17 +208,17 @@ def test_missing_permission_is_not_reported_as_a_problem_of_the_node(node_settin
         findings = {each.check: each for each in checks.run_checks(node_settings, tmp_path, is_root=False)}
     for name in ("runtime", "state-directory", "stores", "holds", "history", "agent"):
         finding = findings[name]
-        assert (finding.verdict, "permission denied" in finding.evidence) == (Verdict.WARNING, True), name
+        assert (finding.verdict, "permission denied" in finding.evidence) == (Grade.WARNING, True), name
         assert finding.fix == "run as root: sudo nodeagent doctor"
 
 
 def test_stopped_agent_is_a_warning(node_settings: Settings, tmp_path: Path) -> None:
     control = ControlSettings(tmp_path / "none.sock", "no-such-group")
     agent, group = checks.agent_findings(replace(node_settings, control=control))
-    assert (agent.verdict, "no agent listening on control socket" in agent.evidence) == (Verdict.WARNING, True)
-    assert group.verdict is Verdict.WARNING
+    assert (agent.verdict, "no agent listening on control socket" in agent.evidence) == (Grade.WARNING, True)
+    assert group.verdict is Grade.WARNING
     (disabled,) = checks.agent_findings(replace(node_settings, control=ControlSettings(None)))
-    assert disabled.verdict is Verdict.SKIPPED
+    assert disabled.verdict is Grade.SKIPPED
 
 
 @pytest.mark.difference("logind-limit")
@@ -239,9 +239,9 @@ def test_logind_drop_in_is_written_only_for_a_too_short_limit(
     assert "allows at least 34s" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("allowed_s", "verdict"), [(30, Verdict.WARNING), (31, Verdict.OK)])
+@pytest.mark.parametrize(("allowed_s", "verdict"), [(30, Grade.WARNING), (31, Grade.OK)])
 def test_reserve_of_the_daemon_counts_against_the_limit_of_logind(
-    node_settings: Settings, tmp_path: Path, allowed_s: int, verdict: Verdict
+    node_settings: Settings, tmp_path: Path, allowed_s: int, verdict: Grade
 ) -> None:
     write(tmp_path, "etc/systemd/logind.conf", f"[Login]\nInhibitDelayMaxSec={allowed_s}\n")
     found = checks.shutdown_findings(node_settings, tmp_path, lambda: (None, "no bus here"))
@@ -255,13 +255,13 @@ def test_running_kubelet_disables_eviction_and_shutdown(node_settings: Settings,
         shutdown=replace(node_settings.shutdown, enabled=True),
     )
     root = make_node(tmp_path / "node")
-    assert [(each.check, each.verdict) for each in checks.role_findings(on, root)] == [("role", Verdict.OK)]
+    assert [(each.check, each.verdict) for each in checks.role_findings(on, root)] == [("role", Grade.OK)]
     add_process(root, 812, "kubelet", ("/usr/bin/kubelet",))
     findings = {each.check: each for each in checks.role_findings(on, root)}
     assert {name: each.verdict for name, each in findings.items()} == {
-        "role": Verdict.WARNING,
-        "eviction-refused": Verdict.WARNING,
-        "shutdown-refused": Verdict.WARNING,
+        "role": Grade.WARNING,
+        "eviction-refused": Grade.WARNING,
+        "shutdown-refused": Grade.WARNING,
     }
     assert "kubelet process 812" in findings["role"].evidence
     assert "is refused: a kubelet manages this node" in findings["eviction-refused"].evidence
@@ -269,7 +269,7 @@ def test_running_kubelet_disables_eviction_and_shutdown(node_settings: Settings,
 
 def test_role_is_unknown_with_hidden_processes(node_settings: Settings, tmp_path: Path) -> None:
     (finding,) = checks.role_findings(replace(node_settings, role=None), tmp_path)
-    assert (finding.verdict, "unknown, treated as beside a kubelet" in finding.evidence) == (Verdict.WARNING, True)
+    assert (finding.verdict, "unknown, treated as beside a kubelet" in finding.evidence) == (Grade.WARNING, True)
 
 
 @pytest.mark.parametrize(("high", "expected"), [(80, 80), (100, None)])

@@ -29,9 +29,9 @@ from nodeagent.clock import SystemClock
 from nodeagent.daemon.documents import Status, Top
 from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.eviction.pressure_documents import Pressure
-from nodeagent.gc.documents.passes import DiskUsage
+from nodeagent.gc.documents.passes import DiskUsageDocument
 from nodeagent.record import replace
-from nodeagent.shutdown.documents import ShutdownPlan
+from nodeagent.shutdown.documents import ShutdownPlanDocument
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from nodeagent.text import display_width, escape
 from tests.support.crowded import PROXY, REPORT, TAGGED, crowded_node
@@ -262,7 +262,7 @@ def test_colours_are_on_a_terminal_only(node: Node, monkeypatch: pytest.MonkeyPa
 DOCUMENTS: Final = GOLDEN.with_name("documents")
 
 
-def usage_lines(document: DiskUsage, columns: int | None) -> Iterable[Line]:
+def usage_lines(document: DiskUsageDocument, columns: int | None) -> Iterable[Line]:
     """Return the output lines of a usage breakdown, with the largest items of every part."""
     return breakdown_lines(document.to_model(), columns, details=True)
 
@@ -272,9 +272,9 @@ SCREENS: Final[dict[str, tuple[type[Document], Callable[[Any, int | None], Itera
     "top": (Top, top_view),
     "pressure": (Pressure, pressure_view),
     "pressure-wide": (Pressure, wide_view),
-    "du": (DiskUsage, usage_lines),
+    "du": (DiskUsageDocument, usage_lines),
     "evict": (EvictionPreview, eviction_lines),
-    "shutdown": (ShutdownPlan, shutdown_lines),
+    "shutdown": (ShutdownPlanDocument, shutdown_lines),
 }
 
 

@@ -12,13 +12,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.api.common import Reason, Runtime
+from nodeagent.api.common import ReasonDocument, Runtime
 from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
 from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.table import short_id
 from nodeagent.errors import UsageError
-from nodeagent.gc.documents.lists import Image, Images
+from nodeagent.gc.documents.lists import ImageDocument, Images
 from nodeagent.model import Role, decision
 from nodeagent.model.decision import Accounting, ReasonCode, Verdict
 from nodeagent.text import escape
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from nodeagent.cli.listing import ListView
 
 VIEWS = (IMAGES, CONTAINERS, PODS, HOLDS, PASSES)
-REMOVED = Reason.of(decision.Reason(ReasonCode.ALL_UNUSED))
-KEPT = Reason.of(decision.Reason(ReasonCode.PINNED))
+REMOVED = ReasonDocument.of(decision.Reason(ReasonCode.ALL_UNUSED))
+KEPT = ReasonDocument.of(decision.Reason(ReasonCode.PINNED))
 ANYTHING = st.text(st.characters(), max_size=20)
 
 
-def document_of(rows: list[Image]) -> Images:
+def document_of(rows: list[ImageDocument]) -> Images:
     return Images(
         observed_at=NOW,
         runtime=Runtime(name="containerd", version="2", api_version="v1", endpoint="u", role=Role.STANDALONE),
@@ -48,7 +48,7 @@ class Printed:
     """Prints a list of images with the given options and returns the output."""
 
     capsys: pytest.CaptureFixture[str]
-    images: list[Image] = field(default_factory=list)
+    images: list[ImageDocument] = field(default_factory=list)
 
     def __call__(self, **options: object) -> str:
         self.capsys.readouterr()
@@ -60,8 +60,10 @@ class Printed:
         return self(form="name", **options).splitlines()
 
 
-def image(name: str, *more: str, size: int | None = 1, used_s: float | None = None, removed: bool = False) -> Image:
-    return Image(
+def image(
+    name: str, *more: str, size: int | None = 1, used_s: float | None = None, removed: bool = False
+) -> ImageDocument:
+    return ImageDocument(
         id=f"sha256:{name.encode(errors='surrogatepass').hex():0<64}"[:71],
         repo_tags=(name, *more),
         repo_digests=(),

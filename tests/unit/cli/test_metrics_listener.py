@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli.doctor import metrics_finding
-from nodeagent.doctor.plan.node import Verdict
+from nodeagent.doctor.plan.node import Grade
 from nodeagent.model.kubernetes import TlsFiles
 from nodeagent.record import replace
 from nodeagent.settings.endpoints import Listen, MetricsSettings
@@ -45,14 +45,14 @@ def test_doctor_reads_the_files_of_the_listener(tmp_path: Path) -> None:
     authority.issue("old", days=-1)
     directory = authority.directory
 
-    def finding(name: str, key: str = "server") -> tuple[Verdict, str]:
+    def finding(name: str, key: str = "server") -> tuple[Grade, str]:
         files = TlsFiles(f"{directory}/{name}.crt", f"{directory}/{key}.key", str(authority.ca_file))
         metrics = MetricsSettings(Listen("0.0.0.0", 20310), tls=files)
         found = metrics_finding(replace(checked(Origin()), metrics=metrics))
         return found.verdict, found.evidence
 
-    assert finding("server") == (Verdict.OK, "0.0.0.0:20310; TLS with client certificates")
-    assert finding("old", "old")[0] is Verdict.PROBLEM
+    assert finding("server") == (Grade.OK, "0.0.0.0:20310; TLS with client certificates")
+    assert finding("old", "old")[0] is Grade.PROBLEM
     assert "the server certificate expired" in finding("old", "old")[1]
     assert "the key is not that of the certificate" in finding("old")[1]
     assert "cannot read" in finding("absent")[1]

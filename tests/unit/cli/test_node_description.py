@@ -15,7 +15,7 @@ from nodeagent.cluster.plan.node_status import node_object
 from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.model import Image
 from nodeagent.model.kubernetes import Machine, Node
-from nodeagent.model.pressure import Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
+from nodeagent.model.pressure import Moment, NodeCondition, OtherImageFilesystem, Signal, SignalReading
 from nodeagent.record import replace
 from nodeagent.runtime.cri_messages import FilesystemUsage, ImageFsInfo
 from nodeagent.settings.loading import load
@@ -70,9 +70,9 @@ async def test_pressure_on_another_image_filesystem_is_that_of_the_node(
         async def image_fs_info() -> ImageFsInfo:
             return ImageFsInfo((FilesystemUsage(str(tmp_path)),))
 
-    def read_full(other: OtherImageFilesystem, clock: Clock) -> tuple[Observation, ...]:
+    def read_full(other: OtherImageFilesystem, clock: Clock) -> tuple[SignalReading, ...]:
         at = Moment(clock.now(), clock.monotonic_s())
-        return (Observation(Signal.IMAGEFS_AVAILABLE, 0, 1 << 40, at, path=other.path),)
+        return (SignalReading(Signal.IMAGEFS_AVAILABLE, 0, 1 << 40, at, path=other.path),)
 
     async def find() -> tuple[ImageFilesystem, ...]:
         return image_filesystem("/", 10, "overlayfs", ""), image_filesystem("/b", 100, "native")

@@ -20,7 +20,7 @@ from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, Signa
 from nodeagent.gc.agent import Agent
 from nodeagent.model.decision import ReasonCode
 from nodeagent.model.pods import PodInventory
-from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, Signal
+from nodeagent.model.pressure import FilesystemLayout, Moment, Signal, SignalReading
 from nodeagent.record import replace
 from tests.sim.clock import START
 from tests.sim.node import SimNode
@@ -121,7 +121,7 @@ class _LoopClock(Clock):
 
 
 async def _plan_of_the_loop(
-    node: Node, pods: tuple[PodFacts, ...], observations: tuple[Observation, ...], monkeypatch: pytest.MonkeyPatch
+    node: Node, pods: tuple[PodFacts, ...], observations: tuple[SignalReading, ...], monkeypatch: pytest.MonkeyPatch
 ) -> EvictionPlan | None:
     """Return the first plan for pods of the eviction loop, if any with a victim; ``None`` without such a plan."""
     settings, plans = node.context.settings.eviction, list[EvictionPlan]()
@@ -149,7 +149,7 @@ async def _plan_of_the_loop(
 
 async def _eviction_documents(
     pods: tuple[PodFacts, ...],
-    observations: tuple[Observation, ...],
+    observations: tuple[SignalReading, ...],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, str]]]:
@@ -178,12 +178,12 @@ async def _eviction_documents(
     return documents[0], documents[1], rows_of(out[out.index("#  POD") :])
 
 
-def _random_readings(dice: Dice) -> tuple[Observation, ...]:
+def _random_readings(dice: Dice) -> tuple[SignalReading, ...]:
     found = []
     for name, (limit, _) in _READINGS.items():
         unit = 1 if name == "pid.available" else MIB
         available = dice.choice([limit // 2, 2 * limit, 9 * limit]) * unit
-        found.append(Observation(Signal(name), available, 1000 * limit * unit, Moment(START, 0.0)))
+        found.append(SignalReading(Signal(name), available, 1000 * limit * unit, Moment(START, 0.0)))
     return tuple(found)
 
 

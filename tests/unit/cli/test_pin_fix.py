@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.cli import doctor as pin_fix
 from nodeagent.cli.doctor import fix_pin, runtime_findings
-from nodeagent.doctor.plan.node import Verdict
+from nodeagent.doctor.plan.node import Grade
 from nodeagent.errors import NodeAgentError
 from nodeagent.record import replace
 from nodeagent.settings.loading import load
@@ -42,17 +42,17 @@ async def served(tmp_path: Path, *, honoured: bool = True, present: bool = True)
         yield made
 
 
-async def verdict(settings: Settings) -> Verdict:
+async def verdict(settings: Settings) -> Grade:
     findings = await asyncio.to_thread(lambda: list(runtime_findings(settings)))
     return next(each.verdict for each in findings if each.check == "sandbox-image")
 
 
 async def test_sandbox_image_is_pinned_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with served(tmp_path) as settings:
-        assert await verdict(settings) is Verdict.WARNING
+        assert await verdict(settings) is Grade.WARNING
         await asyncio.to_thread(fix_pin, settings)
         assert capsys.readouterr().err == f"nodeagent: pinned {PAUSE}\n"
-        assert await verdict(settings) is Verdict.OK
+        assert await verdict(settings) is Grade.OK
         await asyncio.to_thread(fix_pin, settings)
         assert capsys.readouterr().err == f"nodeagent: sandbox image not changed: {PAUSE} is pinned\n"
 
@@ -64,7 +64,7 @@ async def test_label_that_the_runtime_ignores_is_no_pin(
     async with served(tmp_path, honoured=False) as settings:
         await asyncio.to_thread(fix_pin, settings)
         assert f"{PAUSE} has the pinned label, but the runtime does not report it" in capsys.readouterr().err
-        assert await verdict(settings) is Verdict.WARNING
+        assert await verdict(settings) is Grade.WARNING
 
 
 async def test_missing_sandbox_image_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.api.common import decode, encode, encode_line
 from nodeagent.daemon.report_document import Fleet, FleetGroup, NodeReport, PlannedPass, PlannedRemovals
-from nodeagent.gc.documents.passes import Preview
+from nodeagent.gc.documents.passes import PreviewDocument
 from nodeagent.gc.pass_state import plans_for
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model import ContainerState
@@ -108,7 +108,7 @@ def test_planned_pass_has_the_removals_of_the_preview_by_kind() -> None:
         image_filesystem=filesystem(95),
     )
     plans = plans_for(Scope.ALL, observed, GCPolicy(images=ImageGCPolicy(minimum_age_s=0)))
-    found = PlannedPass.of(Preview.of("all", observed, plans))
+    found = PlannedPass.of(PreviewDocument.of("all", observed, plans))
     removals = [each for plan in plans for each in plan.removals]
     assert removals
     assert found.count == len(removals)

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.api import requests as api
 from nodeagent.cli.doctor import runtime_findings
-from nodeagent.doctor.plan.node import Verdict
+from nodeagent.doctor.plan.node import Grade
 from nodeagent.model.runtime import ANNOTATION_SOURCE
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
@@ -77,13 +77,13 @@ async def test_status_without_a_configured_kubelet_has_no_pod_list(tmp_path: Pat
 @pytest.mark.parametrize(
     ("answer", "verdict", "words"),
     [
-        (Answer(body=pod_list("web")), Verdict.OK, "1 pods; a missing pod does not count as deleted"),
-        (Answer(body=pod_list()), Verdict.WARNING, "the runtime has default/web: no image is removed"),
-        (Answer(403, FORBIDDEN), Verdict.PROBLEM, "user=agent"),
+        (Answer(body=pod_list("web")), Grade.OK, "1 pods; a missing pod does not count as deleted"),
+        (Answer(body=pod_list()), Grade.WARNING, "the runtime has default/web: no image is removed"),
+        (Answer(403, FORBIDDEN), Grade.PROBLEM, "user=agent"),
     ],
     ids=["complete", "partial", "refused"],
 )
-async def test_doctor_reports_the_pod_list(tmp_path: Path, answer: Answer, verdict: Verdict, words: str) -> None:
+async def test_doctor_reports_the_pod_list(tmp_path: Path, answer: Answer, verdict: Grade, words: str) -> None:
     with kubelet(answer) as url:
         async with serving(tmp_path, sim=node(tmp_path), extra=f'[kubelet]\nurl = "{url}"\n') as served:
             settings = served.context.settings

@@ -17,7 +17,7 @@ import pytest
 
 from nodeagent.daemon import service_manager as service
 from nodeagent.daemon import supervisor
-from nodeagent.daemon.context import DaemonContext, Effect
+from nodeagent.daemon.context import DaemonContext, ReloadEffect
 from nodeagent.daemon.control.server import ControlUnavailableError, refuse_second_agent
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differences, read_again
 from nodeagent.errors import ConfigError, PassBusyError, RuntimeUnavailableError
@@ -65,10 +65,10 @@ def context(config: Path, stream: io.StringIO) -> DaemonContext:
     return DaemonContext(checked(Origin(config)), logger, clock, LoopStatuses(clock), PassLock(clock))
 
 
-async def no_effect(made: Settings, earlier: Settings, context: DaemonContext) -> Effect:
+async def no_effect(made: Settings, earlier: Settings, context: DaemonContext) -> ReloadEffect:
     """Return a reload effect without removals or evictions."""
     del earlier, context
-    return Effect(made.dry_run)
+    return ReloadEffect(made.dry_run)
 
 
 def logged(stream: io.StringIO) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nodeagent.cli.doctor import cluster_findings
 from nodeagent.cluster.plan.rules import RULES, SETTINGS, access_reviews, role_documents, rules_for
 from nodeagent.doctor.api_access import read_api_access, read_pod_access
-from nodeagent.doctor.plan.node import Finding, Verdict, check_api_access, check_pod_access
+from nodeagent.doctor.plan.node import Finding, Grade, check_api_access, check_pod_access
 from nodeagent.kube.api_credentials import expiry
 from nodeagent.model.kubernetes import ApiAccess, Machine
 from nodeagent.settings.loading import load
@@ -87,7 +87,7 @@ async def test_complete_access_is_ok_and_nothing_is_changed(authority: Authority
         server.put(NODES, "node-1", OWN)
 
     found, server = await finding(authority, tmp_path, register)
-    assert found.verdict is Verdict.OK
+    assert found.verdict is Grade.OK
     assert "the Node object is of this machine" in found.evidence
     assert {each.path.rpartition("/")[2] for each in server.requests if each.method != "GET"} == {
         "selfsubjectaccessreviews"
@@ -97,13 +97,13 @@ async def test_complete_access_is_ok_and_nothing_is_changed(authority: Authority
 @pytest.mark.parametrize(
     ("node", "verdict", "words"),
     [
-        (None, Verdict.OK, "there is no Node object with this name"),
-        (OTHER, Verdict.PROBLEM, "the Node object is of another machine"),
-        ({}, Verdict.PROBLEM, "the Node object has no ids of its machine"),
+        (None, Grade.OK, "there is no Node object with this name"),
+        (OTHER, Grade.PROBLEM, "the Node object is of another machine"),
+        ({}, Grade.PROBLEM, "the Node object has no ids of its machine"),
     ],
 )
 async def test_node_object_that_is_not_of_this_machine_is_not_called_registered(
-    authority: Authority, tmp_path: Path, node: dict[str, Any] | None, verdict: Verdict, words: str
+    authority: Authority, tmp_path: Path, node: dict[str, Any] | None, verdict: Grade, words: str
 ) -> None:
     found, _ = await finding(authority, tmp_path, lambda server: node is None or server.put(NODES, "node-1", node))
     assert found.verdict is verdict
@@ -113,7 +113,7 @@ async def test_node_object_that_is_not_of_this_machine_is_not_called_registered(
 async def test_wrong_ca_is_named(authority: Authority, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other").ca_file
     found, _ = await finding(authority, tmp_path, lambda _: None, other)
-    assert found.verdict is Verdict.PROBLEM
+    assert found.verdict is Grade.PROBLEM
     assert "server certificate not trusted" in found.evidence
     assert "ca_file" in found.fix
 
@@ -123,7 +123,7 @@ async def test_missing_rules_are_named(authority: Authority, tmp_path: Path) -> 
         server.denied = {("PATCH", "nodes/status"), ("PUT", "leases"), ("GET", "nodes")}
 
     found, _ = await finding(authority, tmp_path, deny)
-    assert found.verdict is Verdict.PROBLEM
+    assert found.verdict is Grade.PROBLEM
     for rule in ("get nodes", "patch nodes/status", "update leases in kube-node-lease"):
         assert rule in found.evidence
     assert "patch nodes," not in found.evidence
@@ -144,9 +144,9 @@ def test_fix_of_a_missing_rule_is_the_manifest_of_the_identity(*, in_pod: bool, 
     assert fix in found.fix
 
 
-@pytest.mark.parametrize(("node_identity", "verdict"), [(False, Verdict.OK), (True, Verdict.PROBLEM)])
+@pytest.mark.parametrize(("node_identity", "verdict"), [(False, Grade.OK), (True, Grade.PROBLEM)])
 async def test_taints_are_tried_without_a_change_and_their_refusal_to_a_node_certificate_is_named(
-    authority: Authority, tmp_path: Path, *, node_identity: bool, verdict: Verdict
+    authority: Authority, tmp_path: Path, *, node_identity: bool, verdict: Grade
 ) -> None:
     def register(server: ApiServer) -> None:
         server.node_identity = node_identity
@@ -171,10 +171,10 @@ async def test_refused_token_is_named(authority: Authority, tmp_path: Path) -> N
 
 async def test_expired_client_certificate_is_named_with_its_date(authority: Authority, tmp_path: Path) -> None:
     found, _ = await finding(authority, tmp_path, lambda _: None, client="old")
-    assert found.verdict is Verdict.PROBLEM
+    assert found.verdict is Grade.PROBLEM
     assert found.evidence.startswith("the client certificate expired at 20")
     soon, _ = await finding(authority, tmp_path, lambda _: None, client="client")
-    assert soon.verdict is Verdict.WARNING
+    assert soon.verdict is Grade.WARNING
     assert soon.evidence.startswith("the client certificate expires at 20")
 
 
@@ -244,7 +244,7 @@ def test_api_server_that_no_setting_uses_is_not_asked(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[kubernetes]\nserver = "https://127.0.0.1:9"\ntoken_file = "/nonexistent/token"\n')
     (found,) = cluster_findings(load(config, {}, {}).config.settings())
-    assert (found.verdict, found.evidence.startswith("no setting uses the API server")) == (Verdict.SKIPPED, True)
+    assert (found.verdict, found.evidence.startswith("no setting uses the API server")) == (Grade.SKIPPED, True)
 
 
 def test_rule_is_limited_to_the_nodes_in_the_manifest_as_in_its_review() -> None:
@@ -306,6 +306,6 @@ async def test_pods_are_listed_and_the_node_object_compared_with_this_machine(
     with serving_api(server, partial(authority.server_context, "server")) as url:
         access = ApiAccess(url=url, ca_file=authority.ca_file, token_file=tmp_path / "token")
         found = check_pod_access(*await read_pod_access(access, "node-1"))
-    assert found.verdict is (Verdict.PROBLEM if fix else Verdict.OK)
+    assert found.verdict is (Grade.PROBLEM if fix else Grade.OK)
     assert words in found.evidence
     assert fix in found.fix

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
 from nodeagent.doctor.plan.node import (
     Finding,
-    Verdict,
+    Grade,
     check_agent,
     check_cgroups,
     check_clock,
@@ -28,7 +28,7 @@ from nodeagent.record import replace
 from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget, two_bands
 from tests.unit.builders import NOW, ago
 
-OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED
+OK, WARNING, PROBLEM, SKIPPED = Grade.OK, Grade.WARNING, Grade.PROBLEM, Grade.SKIPPED
 PHASES = two_bands(30.0, 10.0)
 HIGH = "imageGCHighThresholdPercent"
 KUBELET = PodListSource.KUBELET
@@ -171,7 +171,7 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
         (check_clock(None, False), WARNING, "not synchronised"),
     ],
 )
-def test_reading_has_verdict_evidence_and_fix(finding: Finding, verdict: Verdict, words: str) -> None:
+def test_reading_has_verdict_evidence_and_fix(finding: Finding, verdict: Grade, words: str) -> None:
     assert finding.verdict is verdict
     assert words in finding.evidence
     if verdict is PROBLEM:
@@ -214,7 +214,7 @@ def test_reading_has_verdict_evidence_and_fix(finding: Finding, verdict: Verdict
     ],
 )
 def test_task_of_both_kubelet_and_agent_is_reported(
-    found: dict[str, object] | None, work: tuple[bool, bool, int | None], expected: dict[str, Verdict]
+    found: dict[str, object] | None, work: tuple[bool, bool, int | None], expected: dict[str, Grade]
 ) -> None:
     evicts, stops, collects_from = work
     findings = check_kubelet(found, has_kubelet=True, evicts=evicts, stops=stops, collects_from=collects_from)

@@ -32,7 +32,7 @@ from nodeagent.eviction.signals import (
 )
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.model.pods import PodHandle, PodInventory
-from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, OtherImageFilesystem, PodFacts
+from nodeagent.model.pressure import FilesystemLayout, Moment, OtherImageFilesystem, PodFacts, SignalReading
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.unit.eviction.plan.cases import at, disk, pod, read, thresholds
@@ -75,7 +75,7 @@ class Node:
     """Fake signal readings and actions of the eviction loop; each reading advances the clock."""
 
     clock: Clock = field(default_factory=Clock)
-    readings: Callable[[], tuple[Observation, ...]] = lambda: (NO_PRESSURE,)
+    readings: Callable[[], tuple[SignalReading, ...]] = lambda: (NO_PRESSURE,)
     pods: tuple[PodFacts, ...] = ()
     outcomes: dict[str, EvictionOutcome] = field(default_factory=dict)
     evicted: list[str] = field(default_factory=list)

@@ -194,7 +194,7 @@ def test_nothing_is_requested_while_the_watch_is_interrupted() -> None:
 
     def lose(evictor: ApiEvictor, eviction: Eviction) -> None:
         cluster.watched.state = replace(cluster.watched.state, connected_s=None)
-        held = evictor.held_back(eviction)
+        held = evictor.refused_eviction(eviction)
         assert held is not None
         assert not held.tries_next
 
@@ -275,7 +275,7 @@ def test_pod_with_two_budgets_is_refused_without_an_unknown_effect() -> None:
         evictor = cluster.evictor()
         result = await evictor.evict(web, PodHandle("uid-web", ("s",)), asyncio.Event())
         assert result.outcome is EvictionOutcome.REFUSED
-        assert evictor.held_back(other) is None
+        assert evictor.refused_eviction(other) is None
 
     play(work())
 
@@ -297,7 +297,7 @@ def refused_twice(**fields: Any) -> tuple[Cluster, frozenset[str], EvictionResul
         assert evictor.permit_deletion(["uid-web"]) == frozenset()
         for _ in range(2):
             await evictor.evict(eviction, handle, asyncio.Event())
-        assert evictor.held_back(eviction) is not None
+        assert evictor.refused_eviction(eviction) is not None
         permitted = evictor.permit_deletion(["uid-web", "uid-other"])
         return cluster, permitted, await evictor.evict(eviction, handle, asyncio.Event())
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.gc.plan.image_targets import SpaceNeeded
     from nodeagent.model.pods import PodHandle
-    from nodeagent.model.pressure import Observation
+    from nodeagent.model.pressure import SignalReading
 
 IMAGES = ["unused-images on imagefs", "irreplaceable-images on imagefs"]
 STEPS = ["dead-containers on imagefs", *IMAGES]
@@ -61,7 +61,7 @@ def blocked_node(reclaimable: Reclaimable, **fields: Any) -> BlockedNode:
     ids=["bytes", "inodes"],
 )
 async def test_pod_is_evicted_during_reclaim_that_frees_less_than_the_shortfall(
-    limits: str, reading: Observation, reclaimable: Reclaimable
+    limits: str, reading: SignalReading, reclaimable: Reclaimable
 ) -> None:
     node = blocked_node(
         reclaimable, limits=limits, readings=lambda: (reading,), pods=(pod("writer", writable=disk(300, 3000)),)
@@ -110,7 +110,7 @@ async def test_no_pod_is_evicted_before_the_end_of_reclaim(reclaimable: Reclaima
     evicted: list[list[str]] = []
     reads = 0
 
-    def readings() -> tuple[Observation, ...]:
+    def readings() -> tuple[SignalReading, ...]:
         nonlocal reads
         reads += 1
         if reads > 8 and node.reclaim_gate is not None and not node.reclaim_gate.is_set():

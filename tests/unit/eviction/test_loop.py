@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.model.pods import PodHandle, PodInventory
-    from nodeagent.model.pressure import Observation
+    from nodeagent.model.pressure import SignalReading
 
 
 async def test_pass_without_pressure_takes_no_action() -> None:
@@ -223,7 +223,7 @@ async def test_hard_threshold_shortens_the_grace_period_of_a_soft_eviction() -> 
     )
     reads = 0
 
-    def readings() -> tuple[Observation, ...]:
+    def readings() -> tuple[SignalReading, ...]:
         nonlocal reads
         reads += 1
         return (read(available_mib=200 if reads < 6 else 50),)
@@ -279,7 +279,7 @@ def test_eviction_state_outlives_the_loop() -> None:
 async def test_memory_events_are_watched_from_the_first_pod_on(tmp_path: Path) -> None:
     triggers, stop, watched = PressureTriggers(print, root=tmp_path), asyncio.Event(), []
 
-    def readings() -> tuple[Observation, ...]:
+    def readings() -> tuple[SignalReading, ...]:
         watched.append(triggers.names)
         if len(watched) == 1:
             pods = tmp_path / "sys/fs/cgroup/kubepods.slice"

@@ -12,7 +12,7 @@ from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.eviction.reclaimer import Reclaimed
 from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
-from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Observation
+from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, SignalReading
 from tests.unit.builders import MIB
 from tests.unit.eviction.eviction_node import DISK, LOW, NO_PRESSURE, Node, disk_node, run_pass, run_passes
 from tests.unit.eviction.plan.cases import at, disk, pod, read
@@ -91,7 +91,7 @@ async def test_pod_that_drives_the_shortage_is_evicted_after_an_eviction_without
     node.pods = (*node.pods, pod("other", writable=disk(250)), grows)
     available_mib = 50.0
 
-    def readings() -> tuple[Observation, ...]:
+    def readings() -> tuple[SignalReading, ...]:
         nonlocal available_mib, grows
         if "writer" in node.evicted and "grows" not in node.evicted:
             available_mib -= 0.1
@@ -183,7 +183,7 @@ async def test_new_memory_pressure_after_an_eviction_is_acted_on_at_once() -> No
     node = Node(pods=(pod("one", memory=500), pod("two", memory=400)))
     reads = 0
 
-    def readings() -> tuple[Observation, ...]:
+    def readings() -> tuple[SignalReading, ...]:
         nonlocal reads
         reads += 1 if node.evicted == ["one"] else 0
         return (NO_PRESSURE,) if reads == 1 else (LOW,)

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.eviction.page_cache import PageCache
 from nodeagent.eviction.plan.policy import EvictionPolicy
-from nodeagent.eviction.plan.reclaim import PodCache
+from nodeagent.eviction.plan.reclaim import PodPageCache
 from nodeagent.host.cgroups import CgroupCache
 from tests.unit.builders import MIB
 from tests.unit.eviction.eviction_node import Node, run_pass
@@ -36,9 +36,9 @@ class Cache:
     used_mib: float = 900
     calls: list[tuple[str, int, bool]] = field(default_factory=list)
 
-    async def read(self, pods: PodInventory) -> tuple[PodCache, ...]:
+    async def read(self, pods: PodInventory) -> tuple[PodPageCache, ...]:
         sizes = (round(self.active_mib * MIB), round(self.inactive_mib * MIB), round(self.used_mib * MIB))
-        return tuple(PodCache(each.uid, *sizes, 0) for each in pods.facts)
+        return tuple(PodPageCache(each.uid, *sizes, 0) for each in pods.facts)
 
     async def read_one(self, handle: PodHandle) -> CgroupCache | None:
         assert handle.uid == "uid-reader"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.model.pods import PodInventory
-    from nodeagent.model.pressure import Observation
+    from nodeagent.model.pressure import SignalReading
 
 
 async def test_pod_is_evicted_by_the_last_list_while_the_runtime_does_not_answer() -> None:
@@ -175,7 +175,7 @@ async def test_list_in_progress_is_not_repeated_when_a_threshold_is_met() -> Non
     node.hangs = False
     available_mib = iter((130, *[90] * 100))
 
-    def readings() -> tuple[Observation, ...]:
+    def readings() -> tuple[SignalReading, ...]:
         found = read(available_mib=next(available_mib))
         if found.available < 100 << 20 and node.gate is not None:
             node.gate.set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.eviction.plan.policy import EvictionPolicy
-from nodeagent.model.pressure import EmptyDirFacts, Observation, PodFacts
+from nodeagent.model.pressure import EmptyDirFacts, PodFacts, SignalReading
 from nodeagent.record import replace
 from tests.unit.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass, run_passes
 from tests.unit.eviction.plan.cases import disk, known, pod, read
@@ -67,7 +67,7 @@ def over_limit(name: str, **fields: Any) -> PodFacts:
     ids=["stalled on I/O", "memory without candidates"],
 )
 async def test_pod_over_its_storage_limit_is_evicted_behind_a_threshold_without_a_victim(
-    limits: str, reading: Observation
+    limits: str, reading: SignalReading
 ) -> None:
     static = pod("static", memory=900, static=known(value=True))
     node = Node(pods=(over_limit("greedy", memory_request_bytes=known(None)), static), limits=limits)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.eviction.loop import EvictionLoop
     from nodeagent.model import Container
     from nodeagent.model.pods import PodInventory
-    from nodeagent.model.pressure import Observation
+    from nodeagent.model.pressure import SignalReading
 
 BUDGET = "The disruption budget webpdb needs 2 healthy pods and has 2 currently"
 LOST = ApiServerUnavailableError("no answer in 10 s")
@@ -237,7 +237,7 @@ def test_space_of_an_evicted_pod_is_awaited_until_the_kubelet_removed_its_contai
     async def work(cluster: Cluster) -> None:
         available: dict[str, float] = {"mib": 50}
 
-        def readings() -> tuple[Observation, ...]:
+        def readings() -> tuple[SignalReading, ...]:
             return (read("imagefs.available", available["mib"]),)
 
         node = node_with(cluster, "web", "batch", limits=DISK, readings=readings)

@@ -15,7 +15,7 @@ from nodeagent.gc.collector import Collector
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy
 from nodeagent.gc.restore import ImageUndo, RemovalRecovery
-from nodeagent.gc.snapshot.node import Observer
+from nodeagent.gc.snapshot.node import NodeSnapshotReader
 from nodeagent.host.lock import lock_identity
 from nodeagent.model import Role
 from nodeagent.pods.images import no_pod_images
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from nodeagent.gc.snapshot.images import NodeMemory, PodImageSource
+    from nodeagent.gc.snapshot.images import ObservationStore, PodImageSource
     from nodeagent.model import Hold
     from tests.sim.node import SimNode
     from tests.sim.scenario import Scenario
@@ -49,7 +49,7 @@ class Rig(NamedTuple):
 
     node: SimNode
     server: SimServer
-    observer: Observer
+    observer: NodeSnapshotReader
     collector: Collector
     logs: Path
     storage: ContainerdStorage
@@ -70,7 +70,7 @@ class RigOptions:
     settle_s: float = 0.0
     undo_window: timedelta = timedelta(minutes=10)
     read_holds: Callable[[], tuple[Hold, ...]] = tuple
-    memory: NodeMemory | None = None
+    memory: ObservationStore | None = None
     read_pod_images: PodImageSource = no_pod_images
     make_scenario: Callable[[], Scenario] = example_node
 
@@ -109,7 +109,7 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
     )
     pod_logs, container_logs = root / "pods", root / "containers"
     read = SimFilesystem(node).read
-    observer = Observer(
+    observer = NodeSnapshotReader(
         cri,
         storage,
         imagefs_path="",

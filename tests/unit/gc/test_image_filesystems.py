@@ -13,7 +13,7 @@ from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.eviction.reclaimer import Reclaimer
 from nodeagent.gc import pass_state as measurement
 from nodeagent.gc.collector import Collector
-from nodeagent.gc.documents.passes import Preview, Report
+from nodeagent.gc.documents.passes import PreviewDocument, Report
 from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
@@ -117,11 +117,13 @@ async def test_shortfall_names_the_filesystem_that_misses_its_target() -> None:
 
 async def test_preview_document_has_every_filesystem() -> None:
     observed = node(40, 95)
-    collector_preview = Preview.of("images", observed, ())
-    decoded = codec.decode(codec.encode(collector_preview), Preview)
+    collector_preview = PreviewDocument.of("images", observed, ())
+    decoded = codec.decode(codec.encode(collector_preview), PreviewDocument)
     assert [each.path for each in decoded.snapshot().image_filesystems] == [OVERLAY, KATA]
     assert decoded == collector_preview
-    assert '"image_filesystems"' not in codec.encode(Preview.of("images", replace(observed, image_filesystems=()), ()))
+    assert '"image_filesystems"' not in codec.encode(
+        PreviewDocument.of("images", replace(observed, image_filesystems=()), ())
+    )
 
 
 async def test_reclaim_removes_images_of_the_watched_filesystem_only() -> None:

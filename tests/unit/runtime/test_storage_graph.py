@@ -10,7 +10,7 @@ import pytest
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.model import Image, ReferenceKind
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
-from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
+from nodeagent.runtime.metadata_graph import SNAPSHOTS, GraphNode
 from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
 from nodeagent.runtime.storage_graph import LayerCache
 from tests.unit.runtime.conftest import REF, Store
@@ -239,12 +239,12 @@ async def test_unchanged_images_in_another_order_have_the_same_graph_without_ano
 
 class SavedUsage:
     def __init__(self) -> None:
-        self.records: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
+        self.records: dict[GraphNode, tuple[Stamp, SnapshotUsage]] = {}
 
-    def read(self) -> dict[Node, tuple[Stamp, SnapshotUsage]]:
+    def read(self) -> dict[GraphNode, tuple[Stamp, SnapshotUsage]]:
         return dict(self.records)
 
-    def write(self, read: Mapping[Node, tuple[Stamp, SnapshotUsage]], removed: Collection[Node]) -> None:
+    def write(self, read: Mapping[GraphNode, tuple[Stamp, SnapshotUsage]], removed: Collection[GraphNode]) -> None:
         self.records.update(read)
         for node in removed:
             del self.records[node]
@@ -259,7 +259,7 @@ async def test_stored_usage_is_not_read_again_unless_of_an_earlier_snapshot(
     store.usage_calls.clear()
     assert await LayerCache(usage_store=saved).build(client, [A]) == first
     assert store.usage_calls == []
-    node = Node(SNAPSHOTS + "overlayfs", "base/a1")
+    node = GraphNode(SNAPSHOTS + "overlayfs", "base/a1")
     saved.records[node] = (Stamp(1, 1), saved.records[node][1])
     assert await LayerCache(usage_store=saved).build(client, [A]) == first
     assert store.usage_calls == ["base/a1"]

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent.model import ReferenceKind
-from nodeagent.runtime.metadata_graph import CONTENT, SNAPSHOTS, Node, references
+from nodeagent.runtime.metadata_graph import CONTENT, SNAPSHOTS, GraphNode, references
 from nodeagent.runtime.storage_graph import LayerCache
 from tests.unit.runtime.conftest import REF, Store
 from tests.unit.runtime.graph_cases import A, B, keys, records_with_references
@@ -147,26 +147,26 @@ async def test_unreferenced_bytes_are_pending_until_collected(client: Containerd
 @pytest.mark.parametrize(
     ("label", "node"),
     [
-        (f"{REF}content", Node(CONTENT, "v")),
-        (f"{REF}content.0", Node(CONTENT, "v")),
-        (f"{REF}content/x", Node(CONTENT, "v")),
-        (f"{REF}content.config", Node(CONTENT, "v")),
-        (f"{REF}snapshot.overlayfs", Node(SNAPSHOTS + "overlayfs", "v")),
-        (f"{REF}snapshot.overlayfs/linux", Node(SNAPSHOTS + "overlayfs", "v")),
-        (f"{REF}image.x", Node("images", "v")),
+        (f"{REF}content", GraphNode(CONTENT, "v")),
+        (f"{REF}content.0", GraphNode(CONTENT, "v")),
+        (f"{REF}content/x", GraphNode(CONTENT, "v")),
+        (f"{REF}content.config", GraphNode(CONTENT, "v")),
+        (f"{REF}snapshot.overlayfs", GraphNode(SNAPSHOTS + "overlayfs", "v")),
+        (f"{REF}snapshot.overlayfs/linux", GraphNode(SNAPSHOTS + "overlayfs", "v")),
+        (f"{REF}image.x", GraphNode("images", "v")),
         (f"{REF}contents", None),
         (f"{REF}mount.x", None),
         ("containerd.io/distribution.source.docker.io", None),
     ],
 )
-def test_reference_label_is_decoded(label: str, node: Node | None) -> None:
+def test_reference_label_is_decoded(label: str, node: GraphNode | None) -> None:
     assert references({label: "v"}).to == ((node,) if node else ())
 
 
 def test_back_reference_label_is_decoded(store: Store) -> None:
     del store
     found = references({"containerd.io/gc.bref.content.x": "m-a", "containerd.io/gc.bref.unknown": "y"})
-    assert found.back == (Node(CONTENT, "m-a"),)
+    assert found.back == (GraphNode(CONTENT, "m-a"),)
 
 
 async def test_blob_with_a_back_reference_belongs_to_the_image(client: ContainerdClient, store: Store) -> None:

@@ -97,7 +97,7 @@ async def test_successor_stops_all_pods_after_an_outage_of_the_runtime(
 async def test_runtime_is_awaited_if_it_is_found_later(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     async with daemon_on(place) as daemon:
         await ready(daemon)
-        monitor = pod_monitor.PodMonitor(daemon.context, daemon.inhibitor.recorder)
+        monitor = pod_monitor.RunningPodMonitor(daemon.context, daemon.inhibitor.recorder)
         attempts = iter(range(3))
 
         def connect(*collaborators: Any) -> object:

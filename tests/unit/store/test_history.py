@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from nodeagent.api.common import encode
 from nodeagent.errors import StoreError
-from nodeagent.gc.documents.history import History as HistoryDocument
+from nodeagent.gc.documents.history import HistoryDocument
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention

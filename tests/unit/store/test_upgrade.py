@@ -17,7 +17,7 @@ import pytest
 
 from nodeagent.errors import ConfigError
 from nodeagent.eviction.effects import EvictionFile
-from nodeagent.gc.documents.history import History as HistoryDocument
+from nodeagent.gc.documents.history import HistoryDocument
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.saved_plan import parse_plan
 from nodeagent.loops.pause_file import PauseFile

@@ -11,7 +11,7 @@ from nodeagent.model import GapCause, ImageUsage, ObservationGap
 from nodeagent.record import replace
 from nodeagent.store.clock_record import ClockReading, ClockRecord
 from nodeagent.store.database import Store
-from nodeagent.store.observation import Observation
+from nodeagent.store.observation import ObservationPeriod
 from nodeagent.store.state_file import UNWRITTEN_S, is_due
 from nodeagent.store.usage_file import StoredUsage
 
@@ -22,7 +22,9 @@ T0 = datetime(2026, 1, 10, 12, tzinfo=UTC)
 LITTLE, MUCH = timedelta(seconds=UNWRITTEN_S - 1), timedelta(seconds=UNWRITTEN_S)
 READING = ClockReading("boot", 1000.0, T0)
 CLOCK = ClockRecord("boot", 0.0, 1000.0, READING, T0, known_wall=T0)
-WRITTEN = StoredUsage({"a": ImageUsage(T0, T0, T0, T0), "b": ImageUsage(T0)}, CLOCK, Observation("boot", 0, 1000, T0))
+WRITTEN = StoredUsage(
+    {"a": ImageUsage(T0, T0, T0, T0), "b": ImageUsage(T0)}, CLOCK, ObservationPeriod("boot", 0, 1000, T0)
+)
 GAP = ObservationGap(None, T0, GapCause.NO_PASS)
 
 
@@ -31,7 +33,7 @@ def used(**fields: ImageUsage) -> StoredUsage:
 
 
 def observed(since_s: float, last_s: float, boot_id: str = "boot") -> StoredUsage:
-    return replace(WRITTEN, observation=Observation(boot_id, since_s, last_s, T0))
+    return replace(WRITTEN, observation=ObservationPeriod(boot_id, since_s, last_s, T0))
 
 
 @pytest.mark.parametrize(

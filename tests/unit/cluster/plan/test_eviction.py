@@ -17,10 +17,10 @@ from nodeagent.eviction.plan.api_eviction import (
     Answer,
     Consequence,
     EvictionMemory,
-    HeldBack,
+    RefusedEviction,
     Step,
     consequence,
-    held_back,
+    refused_eviction,
     remember,
 )
 from nodeagent.model.pods import PodSpec
@@ -120,9 +120,9 @@ def after(*given: tuple[float, str, Answer], hard: bool = False) -> EvictionMemo
     return memory
 
 
-def held(memory: EvictionMemory, uid: str, now_s: float, *specs: PodSpec, **fields: Any) -> HeldBack | None:
+def held(memory: EvictionMemory, uid: str, now_s: float, *specs: PodSpec, **fields: Any) -> RefusedEviction | None:
     values = {"answered_s": now_s, "hard": False, **fields}
-    return held_back(memory, uid, {each.uid: each for each in specs}, now_s=now_s, **values)
+    return refused_eviction(memory, uid, {each.uid: each for each in specs}, now_s=now_s, **values)
 
 
 def spec(uid: str, **fields: Any) -> PodSpec:
@@ -131,13 +131,13 @@ def spec(uid: str, **fields: Any) -> PodSpec:
 
 def test_refused_pod_waits_for_its_back_off_and_no_other_is_evicted_below_a_hard_threshold() -> None:
     memory = after((100.0, "a", BUDGET))
-    assert held(memory, "a", 109.9) == HeldBack(BUDGET.text, tries_next=False)
+    assert held(memory, "a", 109.9) == RefusedEviction(BUDGET.text, tries_next=False)
     assert held(memory, "a", 110.0) is None
 
 
 def test_next_pod_is_tried_while_a_refused_one_waits_at_a_hard_threshold() -> None:
     memory = after((100.0, "a", BUDGET), hard=True)
-    assert held(memory, "a", 105.0, hard=True) == HeldBack(BUDGET.text, tries_next=True)
+    assert held(memory, "a", 105.0, hard=True) == RefusedEviction(BUDGET.text, tries_next=True)
     assert held(memory, "b", 105.0, hard=True) is None
 
 
@@ -150,7 +150,7 @@ def test_refusals_grow_the_back_off_until_an_answer_ends_them() -> None:
 def test_server_that_does_not_answer_holds_every_pod_back() -> None:
     memory = after((100.0, "a", Answer(401, text="HTTP 401")), hard=True)
     for uid in ("a", "b"):
-        assert held(memory, uid, 100.5, hard=True) == HeldBack("HTTP 401", tries_next=False)
+        assert held(memory, uid, 100.5, hard=True) == RefusedEviction("HTTP 401", tries_next=False)
         assert held(memory, uid, 101.0, hard=True) is None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.plan.failed_pods import MAX_DELETIONS, FailedPod, Verdict, decide, plan_deletions
+from nodeagent.cluster.plan.failed_pods import MAX_DELETIONS, FailedPod, PodVerdict, decide, plan_deletions
 from nodeagent.record import replace
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -27,7 +27,7 @@ EVICTED = FailedPod(
 )
 
 
-def verdict(**changes: Any) -> Verdict:
+def verdict(**changes: Any) -> PodVerdict:
     return decide(replace(EVICTED, **changes), "node-1", NOW, AFTER_S).verdict
 
 
@@ -41,57 +41,57 @@ def verdict(**changes: Any) -> Verdict:
 )
 def test_pod_left_by_an_eviction_or_a_shutdown_is_deleted_with_its_reason(reason: str, sentence: str) -> None:
     found = decide(replace(EVICTED, reason=reason), "node-1", NOW, AFTER_S)
-    assert (found.verdict, found.sentence) == (Verdict.DELETE, sentence)
+    assert (found.verdict, found.sentence) == (PodVerdict.DELETE, sentence)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"node": "node-2"}, Verdict.OTHER_NODE),
-        ({"node": ""}, Verdict.OTHER_NODE),
-        ({"phase": "Running"}, Verdict.NOT_FAILED),
-        ({"phase": "Succeeded"}, Verdict.NOT_FAILED),
-        ({"phase": ""}, Verdict.NOT_FAILED),
-        ({"reason": ""}, Verdict.OTHER_CAUSE),
-        ({"reason": "Preempting"}, Verdict.OTHER_CAUSE),
-        ({"reason": "DeadlineExceeded"}, Verdict.OTHER_CAUSE),
-        ({"reason": "NodeLost"}, Verdict.OTHER_CAUSE),
-        ({"is_static": True}, Verdict.STATIC),
-        ({"deleting": True}, Verdict.DELETING),
-        ({"controller": "Job", "finalizers": ("batch.kubernetes.io/job-tracking",)}, Verdict.COUNTED),
-        ({"finalizers": ("example.com/backup",)}, Verdict.FINALIZER),
-        ({"controller": ""}, Verdict.NO_CONTROLLER),
-        ({"has_running_container": True}, Verdict.RUNNING),
-        ({"uid": ""}, Verdict.UNKNOWN),
-        ({"resource_version": ""}, Verdict.UNKNOWN),
-        ({"written_at": None}, Verdict.UNKNOWN),
+        ({"node": "node-2"}, PodVerdict.OTHER_NODE),
+        ({"node": ""}, PodVerdict.OTHER_NODE),
+        ({"phase": "Running"}, PodVerdict.NOT_FAILED),
+        ({"phase": "Succeeded"}, PodVerdict.NOT_FAILED),
+        ({"phase": ""}, PodVerdict.NOT_FAILED),
+        ({"reason": ""}, PodVerdict.OTHER_CAUSE),
+        ({"reason": "Preempting"}, PodVerdict.OTHER_CAUSE),
+        ({"reason": "DeadlineExceeded"}, PodVerdict.OTHER_CAUSE),
+        ({"reason": "NodeLost"}, PodVerdict.OTHER_CAUSE),
+        ({"is_static": True}, PodVerdict.STATIC),
+        ({"deleting": True}, PodVerdict.DELETING),
+        ({"controller": "Job", "finalizers": ("batch.kubernetes.io/job-tracking",)}, PodVerdict.COUNTED),
+        ({"finalizers": ("example.com/backup",)}, PodVerdict.FINALIZER),
+        ({"controller": ""}, PodVerdict.NO_CONTROLLER),
+        ({"has_running_container": True}, PodVerdict.RUNNING),
+        ({"uid": ""}, PodVerdict.UNKNOWN),
+        ({"resource_version": ""}, PodVerdict.UNKNOWN),
+        ({"written_at": None}, PodVerdict.UNKNOWN),
     ],
 )
-def test_other_pod_is_kept(changes: dict[str, Any], expected: Verdict) -> None:
+def test_other_pod_is_kept(changes: dict[str, Any], expected: PodVerdict) -> None:
     assert verdict(**changes) is expected
 
 
 def test_pod_of_a_job_that_counted_it_is_deleted() -> None:
-    assert verdict(controller="Job") is Verdict.DELETE
+    assert verdict(controller="Job") is PodVerdict.DELETE
 
 
 @pytest.mark.parametrize("name", ["written_at", "ended_at"])
 @pytest.mark.parametrize(
     ("age_s", "expected"),
-    [(3599, Verdict.RECENT), (3600, Verdict.DELETE), (-86400, Verdict.RECENT)],
+    [(3599, PodVerdict.RECENT), (3600, PodVerdict.DELETE), (-86400, PodVerdict.RECENT)],
 )
-def test_both_times_have_to_be_old_enough(name: str, age_s: int, expected: Verdict) -> None:
+def test_both_times_have_to_be_old_enough(name: str, age_s: int, expected: PodVerdict) -> None:
     assert verdict(**{name: NOW - timedelta(seconds=age_s)}) is expected
 
 
 def test_pod_without_a_time_of_the_kubelet_is_decided_by_that_of_the_api_server() -> None:
-    assert verdict(ended_at=None) is Verdict.DELETE
+    assert verdict(ended_at=None) is PodVerdict.DELETE
 
 
 def test_no_pod_is_deleted_while_the_time_of_the_api_server_is_unknown() -> None:
     plan = plan_deletions([EVICTED], "node-1", None, AFTER_S)
     assert plan.deletions == ()
-    assert [each.verdict for each in plan.kept] == [Verdict.UNKNOWN]
+    assert [each.verdict for each in plan.kept] == [PodVerdict.UNKNOWN]
 
 
 def test_number_of_deletions_is_limited_and_the_oldest_are_first() -> None:

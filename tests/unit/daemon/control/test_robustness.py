@@ -24,7 +24,7 @@ from nodeagent.daemon.control import server as control
 from nodeagent.daemon.control.server import LIMITS
 from nodeagent.errors import ObservationError
 from nodeagent.gc.collector import Collector
-from nodeagent.gc.documents.history import History
+from nodeagent.gc.documents.history import HistoryDocument
 from nodeagent.host.sockets import Peer, group_number
 from tests.unit.control_node import MEMBER, ROOT, STRANGER, Node
 
@@ -99,7 +99,7 @@ async def test_name_service_and_history_are_read_in_threads(node: Node, monkeypa
 
     monkeypatch.setattr("pwd.getpwuid", recorded(pwd.getpwuid))
     monkeypatch.setattr(control, "group_number", recorded(group_number))
-    monkeypatch.setattr(History, "of", recorded(History.of))
+    monkeypatch.setattr(HistoryDocument, "of", recorded(HistoryDocument.of))
     await node.ask("History")
     node.peer[0] = STRANGER
     await node.refused("History")

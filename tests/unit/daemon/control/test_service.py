@@ -16,17 +16,17 @@ from nodeagent.cli.status import status_view
 from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, Version
 from nodeagent.daemon.documents import Status
 from nodeagent.eviction.documents import EvictionPreview
-from nodeagent.eviction.pressure_documents import PodUsage, Pressure
-from nodeagent.gc.documents.explanation import Explanation
-from nodeagent.gc.documents.history import History
-from nodeagent.gc.documents.holds import Hold, HoldList
+from nodeagent.eviction.pressure_documents import PodUsageDocument, Pressure
+from nodeagent.gc.documents.explanation import ExplanationDocument
+from nodeagent.gc.documents.history import HistoryDocument
+from nodeagent.gc.documents.holds import HoldDocument, HoldList
 from nodeagent.gc.documents.lists import Containers, Images, ImageTree, Pods
-from nodeagent.gc.documents.passes import DiskUsage, Preview
+from nodeagent.gc.documents.passes import DiskUsageDocument, PreviewDocument
 from nodeagent.gc.documents.undo import UndoList
 from nodeagent.gc.restore import RemovalRecovery
 from nodeagent.pods.role import RoleWatch
 from nodeagent.record import replace
-from nodeagent.shutdown.documents import ShutdownPlan, ShutdownStatus
+from nodeagent.shutdown.documents import ShutdownPlanDocument, ShutdownStatus
 from tests.unit.control_node import IMAGE, MEMBER, Node, serving
 from tests.unit.kubelet_double import KUBELET, HandClock, KubeletDouble
 
@@ -56,22 +56,22 @@ async def test_order_of_loops_in_the_status_does_not_depend_on_their_first_repor
     [
         ("Status", None, Status),
         ("Pressure", None, Pressure),
-        ("Pods", None, PodUsage),
-        ("Plan", api.PlanRequest(scope="all"), Preview),
-        ("History", None, History),
+        ("Pods", None, PodUsageDocument),
+        ("Plan", api.PlanRequest(scope="all"), PreviewDocument),
+        ("History", None, HistoryDocument),
         ("Version", None, Version),
         ("Images", None, Images),
         ("ImageLayers", None, ImageTree),
         ("Containers", None, Containers),
         ("PodList", None, Pods),
-        ("Explain", api.ExplainRequest(name=IMAGE), Explanation),
-        ("DiskUsage", api.DiskUsageRequest(within_seconds=5), DiskUsage),
-        ("Leaks", api.LeaksRequest(minimum_age_seconds=60, rooted=True), Preview),
+        ("Explain", api.ExplainRequest(name=IMAGE), ExplanationDocument),
+        ("DiskUsage", api.DiskUsageRequest(within_seconds=5), DiskUsageDocument),
+        ("Leaks", api.LeaksRequest(minimum_age_seconds=60, rooted=True), PreviewDocument),
         ("EvictionPreview", api.EvictionPreviewRequest(simulate="memory.available=1Mi"), EvictionPreview),
-        ("ShutdownPlan", None, ShutdownPlan),
+        ("ShutdownPlan", None, ShutdownPlanDocument),
         ("ShutdownStatus", api.ShutdownStatusRequest(limit=3), ShutdownStatus),
         ("Config", None, EffectiveConfig),
-        ("AddHold", api.AddHoldRequest(image="app:*", seconds=60), Hold),
+        ("AddHold", api.AddHoldRequest(image="app:*", seconds=60), HoldDocument),
         ("Holds", None, HoldList),
         ("UndoList", None, UndoList),
         ("Pause", api.PauseRequest(seconds=60), Paused),
@@ -93,7 +93,10 @@ async def test_only_passes_complete_interrupted_removals(tmp_path: Path, monkeyp
     monkeypatch.setattr(RemovalRecovery, "run", complete)
     (tmp_path / "io.containerd.snapshotter.v1.overlayfs").mkdir()
     requests = {"Plan": api.PlanRequest(scope="all", lasts_seconds=60), "Explain": api.ExplainRequest(name=IMAGE)}
-    readings = {name for name, each in OPERATIONS.items() if each.access is Access.READ} - {"Events", "DiskUsage"}
+    readings = {name for name, each in OPERATIONS.items() if each.access is Access.READ} - {
+        "Events",
+        "DiskUsage",
+    }
     async with serving(tmp_path) as node:
         for each in sorted(readings):
             await node.ask(each, requests.get(each))

@@ -13,7 +13,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.http.metrics import OPENMETRICS, Exposition, SignalReader
+from nodeagent.daemon.http.metrics import OPENMETRICS, Exposition, SignalMetrics
 from nodeagent.eviction.kernel_signals import SignalPaths
 from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.eviction.plan.relief import Unrelieved
@@ -23,7 +23,14 @@ from nodeagent.eviction.signals import SignalLayout, SignalReadings
 from nodeagent.gc.agent import open_agent
 from nodeagent.loops.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
-from nodeagent.model.pressure import FilesystemLayout, Moment, NodeCondition, Observation, OtherImageFilesystem, Signal
+from nodeagent.model.pressure import (
+    FilesystemLayout,
+    Moment,
+    NodeCondition,
+    OtherImageFilesystem,
+    Signal,
+    SignalReading,
+)
 from nodeagent.record import replace
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
@@ -68,7 +75,7 @@ def signals_of(
     at = Moment(T0, 0.0)
 
     async def read_signals() -> tuple[SignalLayout, SignalReadings]:
-        return layout, SignalReadings(tuple(Observation(*each, at) for each in observed), (), at)
+        return layout, SignalReadings(tuple(SignalReading(*each, at) for each in observed), (), at)
 
     return read_signals
 
@@ -315,7 +322,7 @@ async def test_signals_of_another_image_filesystem_have_its_path() -> None:
         layout, readings = found
         other = replace(first, filesystem=OtherImageFilesystem("/b", 7, frozenset({"native"})))
         observed = tuple(
-            Observation(Signal.IMAGEFS_AVAILABLE, available, 8 * GIB, readings.at, path=path)
+            SignalReading(Signal.IMAGEFS_AVAILABLE, available, 8 * GIB, readings.at, path=path)
             for path, available in (("", 2 * GIB), ("/b", 3 * GIB))
         )
         return replace(layout, thresholds=(first, other)), replace(readings, observations=observed)
@@ -352,7 +359,7 @@ async def test_any_label_value_is_exposed_unchanged(text: str) -> None:
 async def test_signals_are_read_where_eviction_is_disabled(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     made = context(clock)
-    reader = SignalReader(made)
+    reader = SignalMetrics(made)
     assert await reader.read() is None
     async with SimServer(SimNode(), tmp_path / "s") as server:
         made.settings = replace(
@@ -379,7 +386,7 @@ async def test_signals_except_those_of_imagefs_are_read_without_a_runtime(tmp_pa
     made.settings = replace(made.settings, endpoint=f"unix://{tmp_path}/none", state_directory=tmp_path / "state")
     async with open_agent(made.settings, record=False, dry_run=True, clock=ManualClock(T0)) as agent:
         made.agent = agent
-        found = await SignalReader(made).read()
+        found = await SignalMetrics(made).read()
     assert found is not None
     signals = {each.signal for each in found[1].observations}
     assert Signal.NODEFS_AVAILABLE in signals

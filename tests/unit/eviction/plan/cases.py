@@ -19,12 +19,12 @@ from nodeagent.model.pressure import (
     MemoryCounters,
     Moment,
     NodeMemory,
-    Observation,
     PodFacts,
     PodUsage,
     QosClass,
     ReclaimActivity,
     Signal,
+    SignalReading,
 )
 from tests.unit.builders import MIB
 from tests.unit.builders import NOW as NOON
@@ -55,14 +55,14 @@ def read(
     capacity_mib: float = 1000,
     kernel_mib: float | None = None,
     **exact: float,
-) -> Observation:
+) -> SignalReading:
     """Return a signal reading; ``available`` and ``capacity`` override the MiB with exact amounts.
 
     ``kernel_mib`` is ``MemAvailable`` beside the formula; evidence of a shortage confirms the lower of both.
     """
     available, capacity = exact.get("available", available_mib * MIB), exact.get("capacity", capacity_mib * MIB)
     if kernel_mib is None:
-        return Observation(Signal(signal), available, capacity, at(seconds))
+        return SignalReading(Signal(signal), available, capacity, at(seconds))
     memory = NodeMemory(
         formula=available,
         kernel_available=kernel_mib * MIB,
@@ -70,7 +70,7 @@ def read(
         activity=ReclaimActivity(scanned=9, direct=1, refaulted=9, available_fell=0, unexplained_grew=0),
         stall_percent=50.0,
     )
-    return Observation(Signal(signal), estimate_memory(memory).available, capacity, at(seconds), memory)
+    return SignalReading(Signal(signal), estimate_memory(memory).available, capacity, at(seconds), memory)
 
 
 def thresholds(hard: str = "memory.available<100Mi", **settings: Any) -> tuple[Threshold, ...]:
@@ -79,7 +79,7 @@ def thresholds(hard: str = "memory.available<100Mi", **settings: Any) -> tuple[T
 
 
 def evaluated(
-    *observations: Observation,
+    *observations: SignalReading,
     state: EvictionState = EMPTY_STATE,
     limits: Sequence[Threshold] | None = None,
     policy: EvictionPolicy = POLICY,
@@ -155,7 +155,7 @@ def container(name: str = "app", **mib: float | None) -> ContainerFacts:
 
 def planned(
     pods: Iterable[PodFacts],
-    *observations: Observation,
+    *observations: SignalReading,
     limits: Sequence[Threshold] | None = None,
     policy: EvictionPolicy = POLICY,
     layout: FilesystemLayout = SINGLE,

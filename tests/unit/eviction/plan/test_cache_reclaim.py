@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nodeagent.eviction.plan.reclaim import (
     MAX_STEP_BYTES,
     CacheStep,
-    PodCache,
+    PodPageCache,
     StepReading,
     fault_of_step,
     missing_bytes,
@@ -23,12 +23,12 @@ from tests.unit.eviction.plan.cases import read, thresholds
 
 def cache(
     uid: str, active_mib: int, *, inactive_mib: int = 0, used_mib: int = 1000, protected_mib: int = 0
-) -> PodCache:
-    return PodCache(uid, active_mib * MIB, inactive_mib * MIB, used_mib * MIB, protected_mib * MIB)
+) -> PodPageCache:
+    return PodPageCache(uid, active_mib * MIB, inactive_mib * MIB, used_mib * MIB, protected_mib * MIB)
 
 
 def steps(
-    *caches: PodCache,
+    *caches: PodPageCache,
     available_mib: float = 125,
     kernel_mib: float | None = 470,
     limits: str = "memory.available<200Mi",
@@ -67,7 +67,7 @@ def test_inactive_cache_is_requested_in_addition_once_per_pod() -> None:
     ],
 )
 def test_no_cache_is_reclaimed(
-    one: PodCache, kernel_mib: float | None, limits: str, since_last_s: float | None
+    one: PodPageCache, kernel_mib: float | None, limits: str, since_last_s: float | None
 ) -> None:
     assert steps(one, kernel_mib=kernel_mib, limits=limits, since_last_s=since_last_s) == []
 
@@ -79,7 +79,7 @@ def test_cache_is_reclaimed_again_after_a_while() -> None:
 sizes = st.integers(0, 2000)
 caches = st.lists(st.tuples(sizes, sizes, sizes, sizes), max_size=6).map(
     lambda rows: [
-        PodCache(f"pod-{n}", active * MIB, inactive * MIB, (active + other) * MIB, protected * MIB)
+        PodPageCache(f"pod-{n}", active * MIB, inactive * MIB, (active + other) * MIB, protected * MIB)
         for n, (active, inactive, other, protected) in enumerate(rows)
     ]
 )
@@ -87,7 +87,7 @@ caches = st.lists(st.tuples(sizes, sizes, sizes, sizes), max_size=6).map(
 
 @given(caches, st.integers(0, 300), st.integers(0, 1500))
 def test_plan_clears_the_threshold_and_keeps_what_is_protected_in_any_order_of_the_pods(
-    pods: list[PodCache], available_mib: int, kernel_mib: int
+    pods: list[PodPageCache], available_mib: int, kernel_mib: int
 ) -> None:
     reading = read(available_mib=available_mib, kernel_mib=kernel_mib)
     found = plan_cache_reclaim(THRESHOLD, reading, pods, since_last_s=None)

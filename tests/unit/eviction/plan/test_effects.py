@@ -25,7 +25,7 @@ from nodeagent.eviction.plan.effects import (
     update_effects,
     withholding,
 )
-from nodeagent.eviction.plan.ranking import Placement
+from nodeagent.eviction.plan.ranking import RankingInput
 from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep, Shortage, shortage_of
 from nodeagent.eviction.plan.state import EvictionState, begin_eviction, drop_eviction, evaluate
 from nodeagent.eviction.plan.thresholds import ThresholdStatus
@@ -72,7 +72,7 @@ def eviction_effects(
     plan: EvictionPlan, layout: FilesystemLayout, *observations: Any
 ) -> dict[Shortage, OutstandingEffect]:
     assert plan.victim is not None
-    return {each.shortage: each for each in effects_of_eviction(plan.victim, observations, Placement(layout), at(0))}
+    return {each.shortage: each for each in effects_of_eviction(plan.victim, observations, RankingInput(layout), at(0))}
 
 
 def test_eviction_for_imagefs_predicts_only_the_writable_layers() -> None:
@@ -111,7 +111,7 @@ def test_eviction_through_a_kubelet_predicts_the_volumes_that_the_kubelet_remove
     writer = pod("writer", writable=disk(7), volumes=disk(300))
     plan = planned([writer], short, limits=limits, reclaimed=EVERYTHING, removes_volumes=True)
     assert plan.victim is not None
-    placement = Placement(SINGLE, removes_volumes=True)
+    placement = RankingInput(SINGLE, removes_volumes=True)
     (found,) = effects_of_eviction(plan.victim, [short], placement, at(0))
     assert found.predicted == 307 * MIB
 

@@ -30,7 +30,7 @@ from tests.unit.eviction.plan.cases import (
 )
 
 if TYPE_CHECKING:
-    from nodeagent.model.pressure import Observation
+    from nodeagent.model.pressure import SignalReading
 
 POLICY = EvictionPolicy(max_evictions_per_window=2, max_limit_evictions_per_window=2, eviction_window_s=60)
 GREEDY = pod("greedy", memory=1, empty_dirs=(EmptyDirFacts("tmp", 20, 10),))
@@ -63,7 +63,7 @@ def evicted(*seconds: float, storage_limit: bool = False) -> EvictionState:
     ],
 )
 def test_storage_limit_does_not_starve_behind_a_threshold_without_a_victim(
-    limits: str, readings: list[Observation], state: EvictionState
+    limits: str, readings: list[SignalReading], state: EvictionState
 ) -> None:
     candidates = replace(GREEDY, memory_request_bytes=known(None)), STATIC  # no victim for memory: request unknown
     if "pid" in limits:
@@ -143,7 +143,7 @@ def test_eviction_limit_does_not_stop_reclaim() -> None:
     ],
 )
 def test_hard_memory_threshold_is_slowed_and_never_suspended(
-    limits: str, reading: Observation, last_s: float, code: str
+    limits: str, reading: SignalReading, last_s: float, code: str
 ) -> None:
     plan = planned([pod()], reading, limits=thresholds(limits), policy=POLICY, state=evicted(-30, -20, last_s))
     assert reasons(plan) == {"web": code}

@@ -25,13 +25,13 @@ from nodeagent.model.pressure import (
     FilesystemLayout,
     Footprint,
     Moment,
-    Observation,
     PodFacts,
     PodLifecycle,
     PodUsage,
     QosClass,
     Resource,
     Signal,
+    SignalReading,
 )
 from nodeagent.record import replace
 from tests.unit.eviction.plan.cases import at
@@ -138,10 +138,10 @@ READINGS = (
 
 
 @st.composite
-def readings(draw: st.DrawFn, now: Moment) -> tuple[Observation, ...]:
+def readings(draw: st.DrawFn, now: Moment) -> tuple[SignalReading, ...]:
     drawn = draw(st.lists(st.sampled_from(READINGS), min_size=len(Signal), max_size=len(Signal)))
     return tuple(
-        Observation(signal, each[0], each[1], Moment(now.at, now.monotonic_s - each[2]))
+        SignalReading(signal, each[0], each[1], Moment(now.at, now.monotonic_s - each[2]))
         for signal, each in zip(Signal, drawn, strict=True)
         if each is not None
     )
@@ -322,7 +322,7 @@ def test_no_clock_step_ends_a_grace_period_early(passes: list[tuple[float, float
         now_s += step_s
         met_for_s = met_for_s + max(0.0, step_s) if met and met_before else 0.0
         now = at(now_s, wall_s=wall_s)
-        observed = Observation(Signal.MEMORY_AVAILABLE, 10 if met else 90, 100, now)
+        observed = SignalReading(Signal.MEMORY_AVAILABLE, 10 if met else 90, 100, now)
         found = evaluate(state, [observed], [threshold], EvictionPolicy(), now=now)
         if found.acting:
             assert met

@@ -22,10 +22,10 @@ from nodeagent.model.pressure import (
     MemoryCounters,
     MemoryPart,
     NodeMemory,
-    Observation,
     PodsMemory,
     ReclaimActivity,
     Signal,
+    SignalReading,
 )
 from nodeagent.record import replace
 from tests.unit.builders import MIB
@@ -180,9 +180,9 @@ def test_evictions_free_only_the_memory_of_pods() -> None:
     assert kept_by_evictions(replace(counters, pods=None)) is None
 
 
-def observed(found: NodeMemory, seconds: float = 0.0) -> Observation:
+def observed(found: NodeMemory, seconds: float = 0.0) -> SignalReading:
     available = estimate_memory(found).available
-    return Observation(Signal.MEMORY_AVAILABLE, available, 64 * GIB, at(seconds), found)
+    return SignalReading(Signal.MEMORY_AVAILABLE, available, 64 * GIB, at(seconds), found)
 
 
 @pytest.mark.difference("active-page-cache")

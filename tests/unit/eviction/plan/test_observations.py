@@ -11,7 +11,7 @@ from nodeagent.eviction.plan.thresholds import validate
 from tests.unit.eviction.plan.cases import at, evaluated, read
 
 if TYPE_CHECKING:
-    from nodeagent.model.pressure import Observation
+    from nodeagent.model.pressure import SignalReading
 
 
 @pytest.mark.difference("impossible-reading")
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         pytest.param(read("memory.psi.some", available=101.0, capacity=100), "above-capacity", "101.0", id="stall"),
     ],
 )
-def test_impossible_reading_is_rejected_and_meets_no_threshold(reading: Observation, code: str, cause: str) -> None:
+def test_impossible_reading_is_rejected_and_meets_no_threshold(reading: SignalReading, code: str, cause: str) -> None:
     readings = validate([reading], at(0), 1.0)
     assert not readings.accepted
     rejection = readings.rejected[reading.measurand]
@@ -49,7 +49,7 @@ def test_impossible_reading_is_rejected_and_meets_no_threshold(reading: Observat
         pytest.param(read("memory.psi.some", available=0.0, capacity=100), id="no stall"),
     ],
 )
-def test_possible_reading_is_accepted(reading: Observation) -> None:
+def test_possible_reading_is_accepted(reading: SignalReading) -> None:
     assert validate([reading], at(0), 1.0).accepted == {reading.measurand: reading}
 
 

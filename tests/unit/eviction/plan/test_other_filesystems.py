@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.eviction.plan.effects import OutstandingEffect, effects_of_eviction, withholding
-from nodeagent.eviction.plan.ranking import Placement, usage_of
+from nodeagent.eviction.plan.ranking import RankingInput, usage_of
 from nodeagent.eviction.plan.reclaim import Shortage, reclaim_steps
 from nodeagent.eviction.plan.state import EvictionState
 from nodeagent.eviction.plan.thresholds import for_layout
@@ -21,7 +21,7 @@ from tests.unit.eviction.plan.cases import at, disk, evaluated, planned, pod, re
 if TYPE_CHECKING:
     from nodeagent.eviction.plan.planner import EvictionPlan
     from nodeagent.eviction.plan.thresholds import Threshold
-    from nodeagent.model.pressure import Observation, PodFacts
+    from nodeagent.model.pressure import PodFacts, SignalReading
 
 FIRST_DEVICE = 1
 KATA = OtherImageFilesystem("/kata", 2, frozenset({"kata"}))
@@ -39,7 +39,7 @@ def limits(hard: str = "imagefs.available<100Mi", layout: FilesystemLayout = DED
     return for_layout(thresholds(hard), layout, OTHERS)[0]
 
 
-def on(other: OtherImageFilesystem, available_mib: float = 50, signal: str = "imagefs.available") -> Observation:
+def on(other: OtherImageFilesystem, available_mib: float = 50, signal: str = "imagefs.available") -> SignalReading:
     return replace(read(signal, available_mib), path=other.path)
 
 
@@ -62,7 +62,7 @@ PODS = (
 )
 
 
-def after_reclaim(*observations: Observation, pods: tuple[PodFacts, ...] = PODS, **fields: Any) -> EvictionPlan:
+def after_reclaim(*observations: SignalReading, pods: tuple[PodFacts, ...] = PODS, **fields: Any) -> EvictionPlan:
     """Return the eviction plan after all reclaim steps."""
     values: dict[str, Any] = {"limits": limits(), "layout": DEDICATED, "others": OTHERS, **fields}
     steps = frozenset(
@@ -147,7 +147,7 @@ def test_layers_on_other_filesystems_do_not_count_for_nodefs() -> None:
         read("nodefs.available", 50), pods=(big, small), limits=thresholds("nodefs.available<100Mi"), layout=single
     )
     assert victim(plan) == "first"
-    assert usage_of(big.usage, Signal.NODEFS_AVAILABLE, Placement(single, OTHERS)) == (0, ())
+    assert usage_of(big.usage, Signal.NODEFS_AVAILABLE, RankingInput(single, OTHERS)) == (0, ())
     assert usage_of(big.usage, Signal.NODEFS_AVAILABLE, single) == (900 * MIB, ())
 
 
@@ -177,7 +177,7 @@ def test_protected_pods_there_are_kept() -> None:
 
 
 @pytest.mark.parametrize("observations", [(), (on(KATA, 900),), (on(KATA, -5),), (on(KATA), on(KATA, 60))])
-def test_nothing_is_evicted_without_a_valid_reading(observations: tuple[Observation, ...]) -> None:
+def test_nothing_is_evicted_without_a_valid_reading(observations: tuple[SignalReading, ...]) -> None:
     plan = after_reclaim(read("imagefs.available", 900), *observations)
     assert plan.victim is None
 
@@ -240,7 +240,7 @@ def test_eviction_has_an_effect_on_each_filesystem_with_a_layer() -> None:
     plan = after_reclaim(on(KATA), pods=(both,))
     assert plan.victim is not None
     readings = (on(KATA), on(LAZY, 700), read("imagefs.available", 900))
-    found = effects_of_eviction(plan.victim, readings, Placement(DEDICATED, OTHERS), at(0))
+    found = effects_of_eviction(plan.victim, readings, RankingInput(DEDICATED, OTHERS), at(0))
     assert {(each.shortage, each.path, each.before, each.predicted) for each in found} == {
         (Shortage.IMAGEFS, "", 900 * MIB, 300 * MIB),
         (Shortage.OTHER_IMAGEFS, "/kata", 50 * MIB, 300 * MIB),
@@ -267,7 +267,7 @@ readings = st.lists(
 
 @given(pods=drawn_pods, observations=readings, layout=st.sampled_from(FilesystemLayout))
 def test_victim_has_a_layer_on_the_filesystem_under_pressure(
-    pods: tuple[PodFacts, ...], observations: list[Observation], layout: FilesystemLayout
+    pods: tuple[PodFacts, ...], observations: list[SignalReading], layout: FilesystemLayout
 ) -> None:
     plan = (
         after_reclaim(*observations, pods=pods, limits=limits(layout=layout), layout=layout) if observations else None

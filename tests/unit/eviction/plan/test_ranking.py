@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.eviction.plan.ranking import Placement, freed_by_eviction, rank_pods, usage_of
+from nodeagent.eviction.plan.ranking import RankingInput, freed_by_eviction, rank_pods, usage_of
 from nodeagent.model.pressure import FactSource, FilesystemLayout, Footprint, PodLifecycle, PodUsage, Signal
 from nodeagent.record import replace
 from tests.unit.builders import MIB
@@ -268,7 +268,7 @@ def test_eviction_frees_what_does_not_outlive_the_pod(
 ) -> None:
     memory: dict[str, Any] = {"memory": 120, "memory_volumes": 40, "memory_cache": 20, "swap": 500}
     facts = pod(writable=disk(1, 1), logs=disk(10, 10), volumes=disk(100, 100), **memory)
-    placement = Placement(layout, removes_volumes=removes_volumes)
+    placement = RankingInput(layout, removes_volumes=removes_volumes)
     assert freed_by_eviction(facts.usage, Signal(signal), placement) == (freed_mib * MIB, False)
     if signal != "memory.available":
         inodes = Signal(signal.replace("available", "inodesFree"))

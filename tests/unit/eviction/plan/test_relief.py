@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from nodeagent.eviction.plan.effects import OutstandingEffect
     from nodeagent.eviction.plan.planner import EvictionPlan
-    from nodeagent.model.pressure import Observation, PodFacts
+    from nodeagent.model.pressure import PodFacts, SignalReading
 
 DISK = "imagefs.available"
 MEMORY = "memory.available"
 
 
-def sample(pods: Iterable[PodFacts], reading: Observation, seconds: float, *, with_disk: bool = True) -> UsageSample:
+def sample(pods: Iterable[PodFacts], reading: SignalReading, seconds: float, *, with_disk: bool = True) -> UsageSample:
     return UsageSample.of(pods, (reading,), at(seconds), with_disk=with_disk)
 
 

@@ -10,7 +10,7 @@ from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.eviction.plan.preview import next_poll_s
 from nodeagent.eviction.plan.state import Evaluation, EvictionState, evaluate, record_eviction
 from nodeagent.eviction.plan.thresholds import MEANINGS
-from nodeagent.model.pressure import NodeCondition, Observation, Signal
+from nodeagent.model.pressure import NodeCondition, Signal, SignalReading
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.eviction.plan.cases import EMPTY_STATE, POLICY, at, evaluated, read, thresholds
@@ -186,7 +186,7 @@ def test_each_signal_has_its_condition_and_resource(signal: str, condition: str 
     assert (meaning.condition, meaning.resource) == (condition, resource)
     stalls = ".psi." in signal
     found = evaluated(
-        Observation(Signal(signal), 99 if stalls else 1, 100, at(0)),
+        SignalReading(Signal(signal), 99 if stalls else 1, 100, at(0)),
         limits=thresholds(f"{signal}>50" if stalls else f"{signal}<50"),
     )
     assert active(found) == ({condition} if condition else set())
