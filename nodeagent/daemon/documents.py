@@ -10,7 +10,7 @@ from nodeagent import model
 from nodeagent.api.common import Document, Number, Part
 from nodeagent.eviction.pressure_documents import PodUsageDocument, SignalDocument
 from nodeagent.gc.documents.holds import HoldFields
-from nodeagent.record import Time, equal_fields
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class PodListStatus(Part, frozen=True, kw_only=True):
     def of(cls, value: PodListReading) -> PodListStatus:
         """Return the document form of the state of a pod list."""
         source, completeness = value.source.value, value.completeness.value
-        return cls(**equal_fields(cls, value, source=source, completeness=completeness, problem=value.error))
+        return cls.from_value(value, source=source, completeness=completeness, problem=value.error)
 
 
 class FilesystemStatus(Part, frozen=True, kw_only=True):
@@ -187,7 +187,7 @@ class ClockStatus(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, value: model.ClockTrust) -> ClockStatus:
         """Return the document form of the trust in the wall clock."""
-        return cls(**equal_fields(cls, value, detail=value.jump_text))
+        return cls.from_value(value, detail=value.jump_text)
 
 
 class LoopStatusDocument(Part, frozen=True, kw_only=True):
@@ -235,7 +235,7 @@ class PassSummary(Part, frozen=True, kw_only=True):
         """Return the summary of a pass of the history."""
         past = counted.past
         removed, planned = counted.removed, counted.planned
-        return cls(**equal_fields(cls, past, end=past.result, removed=removed, planned=planned))
+        return cls.from_value(past, end=past.result, removed=removed, planned=planned)
 
 
 class ShutdownSummary(Part, frozen=True, kw_only=True):
@@ -284,4 +284,4 @@ class Top(Status, frozen=True, kw_only=True, tag=SchemaId.TOP.value):
     @classmethod
     def of(cls, status: Status, pods: PodUsageDocument) -> Top:
         """Return the document of a status and of the pods' usage."""
-        return cls(**equal_fields(cls, status, pods=pods))
+        return cls.from_value(status, pods=pods)

@@ -16,7 +16,7 @@ from nodeagent.api.common import Document, Part
 from nodeagent.daemon.control_documents import FindingDocument
 from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, PauseStatus, RuntimeStatusDocument, Status
 from nodeagent.model.decision import Accounting, Verdict
-from nodeagent.record import Time, equal_fields
+from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
         warnings = [*status.warnings, *(() if preview is None else preview.warnings)]
         warnings += [each for plan in plans for each in plan.warnings]
         exceeded = [threshold.text for signal in status.signals for threshold in signal.thresholds if threshold.met]
-        fields = equal_fields(
-            cls,
+        return cls.from_value(
             status,
             node=node,
             planned=None if unplanned else PlannedPass.of(preview),
@@ -141,7 +140,6 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
             exceeded=tuple(exceeded),
             warnings=tuple(dict.fromkeys(warnings)),
         )
-        return cls(**fields)
 
     @property
     def image_filesystem_percent(self) -> int | None:

@@ -31,7 +31,6 @@ from nodeagent.host.node import node_name
 from nodeagent.loops import passes as loop_status
 from nodeagent.model import ImageFilesystem, Role, RoleDecision
 from nodeagent.model import pressure as model
-from nodeagent.record import equal_fields
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -366,10 +365,9 @@ def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> documents.Loo
         activity, why, next_s = loop_status.Activity.PAUSED, pause.reason, None
     due_in_s = None if next_s is None else max(0, round(next_s - now_s))
     stuck = line.report_until_s is not None and line.report_until_s < now_s
-    fields = equal_fields(
-        documents.LoopStatusDocument, line, activity=activity.value, why=why, due_in_s=due_in_s, stuck=stuck
+    return documents.LoopStatusDocument.from_value(
+        line, activity=activity.value, why=why, due_in_s=due_in_s, stuck=stuck
     )
-    return documents.LoopStatusDocument(**fields)
 
 
 def _dry_run_reason(line: loop_status.LoopStatus, context: DaemonContext) -> str:

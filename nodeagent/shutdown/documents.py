@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from nodeagent.api.common import Document, Number, Part
 from nodeagent.gc.documents.history import NodeStopDocument
-from nodeagent.record import equal_fields
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ class PodStopDocument(Part, frozen=True, kw_only=True):
     def of(cls, stop: planner.PodStop) -> PodStopDocument:
         """Return the document form of a planned pod stop."""
         pod = stop.pod
-        fields = equal_fields(
-            cls,
+        return cls.from_value(
             pod,
             placed_by=stop.placement.by.value,
             why=stop.placement.why,
@@ -60,7 +58,6 @@ class PodStopDocument(Part, frozen=True, kw_only=True):
             capped=stop.capped,
             containers=len(pod.container_ids),
         )
-        return cls(**fields)
 
 
 class PhaseDocument(Part, frozen=True, kw_only=True):
