@@ -1,5 +1,7 @@
 """Immutable values: every snapshot, fact, policy and plan is a :class:`Record`.
 
+So is a service that has collaborators and no state of its own; a service with state is a dataclass without equality.
+
 A record behaves like a frozen dataclass with slots. The creation of a record class takes 0.01 ms instead of 0.4 ms
 (Python 3.11; a command without a daemon creates 130 classes), and the creation of an instance a tenth of the time.
 

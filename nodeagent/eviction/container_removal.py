@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
@@ -21,7 +22,7 @@ from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
 from nodeagent.gc.pass_state import make_visible
 from nodeagent.host.pod_disk import large_file
 from nodeagent.model import Container, ContainerState, LogOpeners, LogTree, Sandbox
-from nodeagent.record import Record, field
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.eviction.plan.effects import Victim
@@ -91,7 +92,8 @@ class LogDirectories(Protocol):
         """Remove one pod log directory unless an entry changed after ``changed_at``; return the bytes freed."""
 
 
-class CriContainerCleaner(Record):
+@dataclass(eq=False)
+class CriContainerCleaner:
     """Remover of the containers of evicted pods, through the container runtime.
 
     Source: CRI ``StopPodSandbox``, ``RemoveContainer``, ``RemovePodSandbox``; kubelet ``removeContainer``.
@@ -103,14 +105,13 @@ class CriContainerCleaner(Record):
         remove_orphans: removes the directories of snapshots whose removal failed. containerd itself retries a
             failed removal only when another snapshot is removed.
         logs: removes the log directories of victims; with ``None`` logs are kept.
-        stopping: stops of sandboxes in progress, by pod UID.
     """
 
     actions: CleanupActions
     collect_garbage: Callable[[], Awaitable[None]] | None
     remove_orphans: Callable[[Collection[str]], Awaitable[None]] | None = None
     logs: LogDirectories | None = None
-    stopping: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    _stopping: dict[str, asyncio.Future[None]] = field(default_factory=dict, init=False)
 
     async def clean_up(self, victim: Victim) -> CleanupResult:
         """Remove the containers of a pod; see :class:`ContainerCleaner`.
@@ -157,15 +158,15 @@ class CriContainerCleaner(Record):
 
         A hanging network plugin must not delay the removal of containers.
         """
-        running = self.stopping.get(victim.uid)
+        running = self._stopping.get(victim.uid)
         if running is None or running.done():
-            running = self.stopping[victim.uid] = asyncio.ensure_future(self._stop_sandboxes(victim, kept))
+            running = self._stopping[victim.uid] = asyncio.ensure_future(self._stop_sandboxes(victim, kept))
             running.add_done_callback(lambda ended: self._end_stopping(victim.uid, ended))
         return running
 
     def _end_stopping(self, uid: str, ended: asyncio.Future[None]) -> None:
-        if self.stopping.get(uid) is ended:
-            del self.stopping[uid]
+        if self._stopping.get(uid) is ended:
+            del self._stopping[uid]
         if not ended.cancelled():
             ended.exception()  # retrieved, since asyncio logs unretrieved exceptions
 

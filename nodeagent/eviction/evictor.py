@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
 from nodeagent.guarded_call import call_kernel
-from nodeagent.record import Record, field
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
@@ -84,7 +85,8 @@ class StopActions(Protocol):
         """Stop a sandbox; success if it is already stopped or does not exist."""
 
 
-class CriEvictor(Record):
+@dataclass(eq=False)
+class CriEvictor:
     """Evictor of pods through the container runtime.
 
     Source: CRI ``StopContainer``, ``StopPodSandbox``; kubelet ``killPod``.
@@ -100,7 +102,6 @@ class CriEvictor(Record):
         verify_s: time limit for the end of the processes after the runtime stopped the containers.
         list_children: returns the names of the child cgroups of a cgroup; ``None`` if unreadable.
         closed_after_s: delay in seconds before the runtime stops a pod whose processes were killed directly.
-        closing: stops of sandboxes in progress, referenced until their end.
     """
 
     actions: StopActions
@@ -113,7 +114,7 @@ class CriEvictor(Record):
     verify_s: float
     list_children: Callable[[str], frozenset[str] | None]
     closed_after_s: float = CLOSED_AFTER_S
-    closing: set[asyncio.Future[list[str]]] = field(default_factory=set)
+    _closing: set[asyncio.Future[list[str]]] = field(default_factory=set, init=False)  # referenced until their end
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         """Evict a pod; see :class:`Evictor`."""
@@ -243,8 +244,8 @@ class CriEvictor(Record):
 
     def _in_background(self, calls: Coroutine[Any, Any, list[str]]) -> asyncio.Future[list[str]]:
         work = asyncio.ensure_future(calls)
-        self.closing.add(work)
-        work.add_done_callback(self.closing.discard)
+        self._closing.add(work)
+        work.add_done_callback(self._closing.discard)
         work.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
         return work
 
