@@ -11,7 +11,7 @@ from nodeagent.cli.plan_view import usage_line
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, read, show_document
 from nodeagent.cli.table import Heading, Table, short_reference, size_cell
 from nodeagent.gc.documents.passes import DiskUsageDocument
-from nodeagent.gc.plan.breakdown import Breakdown, UsageShare
+from nodeagent.gc.plan.breakdown import Breakdown, UsageCategory
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
@@ -21,26 +21,26 @@ _BAR: Final = 80
 _SHORTEST_S: Final = 1e-3
 """Minimum of ``--timeout`` in seconds: the daemon replaces a requested timeout of 0 s by its default."""
 _TITLES: Final = {
-    UsageShare.IMAGES_IN_USE: "images in use",
-    UsageShare.IMAGES_UNUSED: "unused images",
-    UsageShare.HELD_OTHERWISE: "otherwise referenced (leases, namespaces)",
-    UsageShare.NOT_HELD: "unreferenced",
-    UsageShare.WRITABLE_RUNNING: "writable layers, running",
-    UsageShare.WRITABLE_DEAD: "writable layers, dead",
-    UsageShare.POD_LOGS: "pod logs",
-    UsageShare.POD_VOLUMES: "pod volumes",
-    UsageShare.OTHER: "not container data",
+    UsageCategory.IMAGES_IN_USE: "images in use",
+    UsageCategory.IMAGES_UNUSED: "unused images",
+    UsageCategory.HELD_OTHERWISE: "otherwise referenced (leases, namespaces)",
+    UsageCategory.NOT_HELD: "unreferenced",
+    UsageCategory.WRITABLE_RUNNING: "writable layers, running",
+    UsageCategory.WRITABLE_DEAD: "writable layers, dead",
+    UsageCategory.POD_LOGS: "pod logs",
+    UsageCategory.POD_VOLUMES: "pod volumes",
+    UsageCategory.OTHER: "not container data",
 }
 _STYLES: Final = {
-    UsageShare.IMAGES_IN_USE: "green",
-    UsageShare.IMAGES_UNUSED: "yellow",
-    UsageShare.HELD_OTHERWISE: "magenta",
-    UsageShare.NOT_HELD: "red",
-    UsageShare.WRITABLE_RUNNING: "cyan",
-    UsageShare.WRITABLE_DEAD: "blue",
-    UsageShare.POD_LOGS: "blue",
-    UsageShare.POD_VOLUMES: "magenta",
-    UsageShare.OTHER: "white",
+    UsageCategory.IMAGES_IN_USE: "green",
+    UsageCategory.IMAGES_UNUSED: "yellow",
+    UsageCategory.HELD_OTHERWISE: "magenta",
+    UsageCategory.NOT_HELD: "red",
+    UsageCategory.WRITABLE_RUNNING: "cyan",
+    UsageCategory.WRITABLE_DEAD: "blue",
+    UsageCategory.POD_LOGS: "blue",
+    UsageCategory.POD_VOLUMES: "magenta",
+    UsageCategory.OTHER: "white",
 }
 
 
@@ -86,9 +86,9 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
         Heading("SHARE", right=True),
     )
     for share in value.shares:
-        if not share.size_bytes and share.part is not UsageShare.OTHER:
+        if not share.size_bytes and share.part is not UsageCategory.OTHER:
             continue
-        mark = "" if share.exact or share.part is UsageShare.OTHER else "\u2265"
+        mark = "" if share.exact or share.part is UsageCategory.OTHER else "\u2265"
         table.add(
             _TITLES[share.part],
             mark + size_cell(share.size_bytes),
@@ -96,7 +96,7 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
             style=_STYLES[share.part],
         )
         for name, size_bytes in (
-            share.members[: 10 if details else 3] if details or share.part is UsageShare.OTHER else ()
+            share.members[: 10 if details else 3] if details or share.part is UsageCategory.OTHER else ()
         ):
             table.add(f"  {short_reference(name)}", size_cell(size_bytes), "", style="dim")
     table.add("free", size_cell(value.filesystem.available_bytes), "")

@@ -32,7 +32,7 @@ from nodeagent.gc.executor import PassEnd, PassReport, Result
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.loop import log_result, log_start, wait_for_any
 from nodeagent.gc.pass_state import Preview, make_visible
-from nodeagent.gc.plan.breakdown import Breakdown, Share, UsageShare
+from nodeagent.gc.plan.breakdown import Breakdown, Share, UsageCategory
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.cgroups import is_populated, list_children, read_processes
 from nodeagent.host.pod_disk import find_upper_directories, snapshotter_of
@@ -71,7 +71,7 @@ _URGENTLY_BEGUN_WITHIN_S: Final = 0.1
 _FINISHED_WITHIN_S: Final = 0.1
 _SHOWN: Final = 4
 _WALK_WITHIN_S: Final = 5.0
-_OF_PODS: Final = frozenset({UsageShare.WRITABLE_RUNNING, UsageShare.POD_LOGS, UsageShare.POD_VOLUMES})
+_OF_PODS: Final = frozenset({UsageCategory.WRITABLE_RUNNING, UsageCategory.POD_LOGS, UsageCategory.POD_VOLUMES})
 
 
 def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
@@ -381,7 +381,7 @@ def _largest_parts(breakdown: Breakdown) -> tuple[str, ...]:
     """Return the largest parts of a filesystem without the data of pods, and the part that no reading explains."""
     found: list[tuple[str, int]] = []
     for share in breakdown.shares:
-        if share.part is UsageShare.OTHER:
+        if share.part is UsageCategory.OTHER:
             found += share.members
             found.append(("unexplained (such as deleted files that are open)", _unexplained(share)))
         elif share.part not in _OF_PODS:

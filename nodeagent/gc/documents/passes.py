@@ -14,7 +14,7 @@ from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd
 from nodeagent.gc.plan import breakdown as storage_breakdown
 from nodeagent.gc.plan import saved_plan
-from nodeagent.gc.plan.breakdown import UsageShare as StoragePart
+from nodeagent.gc.plan.breakdown import UsageCategory as StoragePart
 from nodeagent.model import ImageFilesystem, NodeSnapshot, decision
 from nodeagent.model.decision import Accounting, FilesystemTarget, ItemKind, Verdict
 from nodeagent.model.node import RuntimeInfo

@@ -15,7 +15,7 @@ from nodeagent.record import Record
 _MAYBE_RUNNING: Final = frozenset({model.ContainerState.RUNNING, model.ContainerState.UNKNOWN})
 
 
-class UsageShare(StrEnum):
+class UsageCategory(StrEnum):
     """Category of usage of the image filesystem. The values are part of the JSON output."""
 
     IMAGES_IN_USE = "images-in-use"
@@ -66,7 +66,7 @@ class MeasuredUsage(Record):
 class Share(Record):
     """Usage of one category with its largest members, largest first; a lower bound or estimate unless ``exact``."""
 
-    part: UsageShare
+    part: UsageCategory
     size_bytes: int
     members: tuple[tuple[str, int], ...] = ()
     exact: bool = True
@@ -102,18 +102,18 @@ def break_down(snapshot: model.NodeSnapshot, filesystem: model.FsObservation, me
     )
     unreferenced_bytes = sum(each.piece.size_bytes for each in measured.unreferenced if not each.piece.references)
     members = [(each.piece.key, each.piece.size_bytes) for each in measured.unreferenced if not each.piece.references]
-    shares.append(Share(UsageShare.NOT_HELD, unreferenced_bytes, _largest(members)))
+    shares.append(Share(UsageCategory.NOT_HELD, unreferenced_bytes, _largest(members)))
     shares += _writable_shares(snapshot, measured.writable_bytes or {})
     if measured.logs is not None:
         files = _largest((each.path, each.size_bytes) for each in measured.log_files)
-        shares.append(Share(UsageShare.POD_LOGS, measured.logs.size_bytes, files, exact=measured.logs.complete))
+        shares.append(Share(UsageCategory.POD_LOGS, measured.logs.size_bytes, files, exact=measured.logs.complete))
     if measured.volumes:
-        shares.append(_of_walks(UsageShare.POD_VOLUMES, measured.volumes))
+        shares.append(_of_trees(UsageCategory.POD_VOLUMES, measured.volumes))
     used_bytes = filesystem.capacity_bytes - filesystem.available_bytes
     other_bytes = max(0, used_bytes - sum(share.size_bytes for share in shares))
     members = [(each.path, each.size_bytes) for each in measured.largest]
     shares.append(
-        Share(UsageShare.OTHER, other_bytes, _largest(members), all(each.complete for each in measured.largest))
+        Share(UsageCategory.OTHER, other_bytes, _largest(members), all(each.complete for each in measured.largest))
     )
     return Breakdown(filesystem, tuple(shares), exact=storage is not None)
 
@@ -139,7 +139,7 @@ def _image_shares(
     names = {image.id: image.name for image in snapshot.images}
     counted: set[int] = set()
     shares = []
-    for part, used in ((UsageShare.IMAGES_IN_USE, True), (UsageShare.IMAGES_UNUSED, False)):
+    for part, used in ((UsageCategory.IMAGES_IN_USE, True), (UsageCategory.IMAGES_UNUSED, False)):
         members = []
         total = 0
         for image_id, indexes in storage.by_image.items():
@@ -159,13 +159,13 @@ def _image_shares(
     ]
     if storage.undo_bytes:
         others.append(("undo window of removed images", storage.undo_bytes))
-    shares.append(Share(UsageShare.HELD_OTHERWISE, sum(size for _, size in others), _largest(others)))
+    shares.append(Share(UsageCategory.HELD_OTHERWISE, sum(size for _, size in others), _largest(others)))
     return shares
 
 
 def _image_shares_by_size(snapshot: model.NodeSnapshot, in_use: frozenset[str]) -> list[Share]:
     shares = []
-    for part, used in ((UsageShare.IMAGES_IN_USE, True), (UsageShare.IMAGES_UNUSED, False)):
+    for part, used in ((UsageCategory.IMAGES_IN_USE, True), (UsageCategory.IMAGES_UNUSED, False)):
         members = [(image.name, image.size_bytes or 0) for image in snapshot.images if (image.id in in_use) is used]
         shares.append(Share(part, sum(size for _, size in members), _largest(members), exact=False))
     return shares
@@ -186,12 +186,12 @@ def _writable_shares(snapshot: model.NodeSnapshot, writable_bytes: Mapping[str, 
             continue
         (running if container.state in _MAYBE_RUNNING else dead).append((container.display_name, size))
     return [
-        Share(UsageShare.WRITABLE_RUNNING, sum(size for _, size in running), _largest(running)),
-        Share(UsageShare.WRITABLE_DEAD, sum(size for _, size in dead), _largest(dead)),
+        Share(UsageCategory.WRITABLE_RUNNING, sum(size for _, size in running), _largest(running)),
+        Share(UsageCategory.WRITABLE_DEAD, sum(size for _, size in dead), _largest(dead)),
     ]
 
 
-def _of_walks(part: UsageShare, walks: Sequence[MeasuredTree]) -> Share:
+def _of_trees(part: UsageCategory, walks: Sequence[MeasuredTree]) -> Share:
     members = [(each.path, each.size_bytes) for each in walks]
     return Share(part, sum(each.size_bytes for each in walks), _largest(members), all(each.complete for each in walks))
 
@@ -205,7 +205,7 @@ def describe(breakdown: Breakdown) -> dict[str, int]:
     return {share.part.value: share.size_bytes for share in breakdown.shares if share.size_bytes}
 
 
-__all__ = ["Breakdown", "MeasuredTree", "MeasuredUsage", "Share", "UsageShare", "break_down", "describe"]
+__all__ = ["Breakdown", "MeasuredTree", "MeasuredUsage", "Share", "UsageCategory", "break_down", "describe"]
 
 
 @dataclass(slots=True)

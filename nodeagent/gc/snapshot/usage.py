@@ -137,9 +137,9 @@ def _walk(
     return MeasuredUsage(
         measured.unreferenced,
         measured.writable_bytes,
-        _to_walk(logs) if logs is not None else None,
-        tuple(_to_walk(part) for tree in volumes for part in tree.without_large_files()),
-        tuple(map(_to_walk, largest)),
+        _measured_tree(logs) if logs is not None else None,
+        tuple(_measured_tree(part) for tree in volumes for part in tree.without_large_files()),
+        tuple(map(_measured_tree, largest)),
         tuple(MeasuredTree(path, size_bytes) for size_bytes, path in logs.files) if logs is not None else (),
     )
 
@@ -157,5 +157,5 @@ def _is_on(path: Path, filesystem: FsObservation) -> bool:
     return filesystem_id(str(path)) == filesystem.device_id
 
 
-def _to_walk(tree: Tree) -> MeasuredTree:
+def _measured_tree(tree: Tree) -> MeasuredTree:
     return MeasuredTree(tree.path, tree.size_bytes, tree.complete)

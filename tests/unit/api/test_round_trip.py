@@ -12,7 +12,7 @@ from nodeagent.gc.documents.history import HistoryDocument
 from nodeagent.gc.documents.holds import HoldList
 from nodeagent.gc.documents.passes import DiskUsageDocument, PreviewDocument
 from nodeagent.gc.pass_state import plans_for
-from nodeagent.gc.plan.breakdown import Breakdown, Share, UsageShare
+from nodeagent.gc.plan.breakdown import Breakdown, Share, UsageCategory
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model import TRUSTED, ContainerState, Hold
 from nodeagent.record import replace
@@ -69,8 +69,8 @@ def test_ended_hold_is_not_listed() -> None:
 @pytest.mark.parametrize("exact", [True, False])
 def test_disk_usage_round_trip_keeps_breakdown(exact: bool) -> None:
     shares = (
-        Share(UsageShare.IMAGES_IN_USE, 7, (("app:v1 (shop/web)", 7),)),
-        Share(UsageShare.OTHER, 5, (), exact=False),
+        Share(UsageCategory.IMAGES_IN_USE, 7, (("app:v1 (shop/web)", 7),)),
+        Share(UsageCategory.OTHER, 5, (), exact=False),
     )
     decoded = decode(
         encode(DiskUsageDocument.of(Breakdown(filesystem(91), shares, exact))), DiskUsageDocument

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.gc.plan.breakdown import MeasuredTree, MeasuredUsage, UsageShare, break_down, sharing_tree
+from nodeagent.gc.plan.breakdown import MeasuredTree, MeasuredUsage, UsageCategory, break_down, sharing_tree
 from nodeagent.model import ContainerState, ReferenceKind, UnreferencedPiece
 from tests.unit.builders import MIB, container, filesystem, graph, image, piece, sandbox, snapshot, used
 
@@ -37,20 +37,20 @@ def test_shares_add_up_to_the_used_bytes() -> None:
     sizes = {share.part: share.size_bytes // MIB for share in found.shares}
     rest = 600 - (35 + 7 + 2 + 11 + 4 + 4 + 13 + 17)
     assert sizes == {
-        UsageShare.IMAGES_IN_USE: 35,
-        UsageShare.IMAGES_UNUSED: 7,
-        UsageShare.HELD_OTHERWISE: 2,
-        UsageShare.NOT_HELD: 11,
-        UsageShare.WRITABLE_RUNNING: 4,
-        UsageShare.WRITABLE_DEAD: 4,
-        UsageShare.POD_LOGS: 13,
-        UsageShare.POD_VOLUMES: 17,
-        UsageShare.OTHER: rest,
+        UsageCategory.IMAGES_IN_USE: 35,
+        UsageCategory.IMAGES_UNUSED: 7,
+        UsageCategory.HELD_OTHERWISE: 2,
+        UsageCategory.NOT_HELD: 11,
+        UsageCategory.WRITABLE_RUNNING: 4,
+        UsageCategory.WRITABLE_DEAD: 4,
+        UsageCategory.POD_LOGS: 13,
+        UsageCategory.POD_VOLUMES: 17,
+        UsageCategory.OTHER: rest,
     }
     members = {share.part: share.members for share in found.shares}
-    assert members[UsageShare.IMAGES_IN_USE] == (("r/a:1 (shop/job, shop/web)", 35 * MIB),)
-    assert [name for name, _ in members[UsageShare.OTHER]] == ["/usr", "/opt"]
-    assert {share.part for share in found.shares if not share.exact} == {UsageShare.POD_VOLUMES}
+    assert members[UsageCategory.IMAGES_IN_USE] == (("r/a:1 (shop/job, shop/web)", 35 * MIB),)
+    assert [name for name, _ in members[UsageCategory.OTHER]] == ["/usr", "/opt"]
+    assert {share.part for share in found.shares if not share.exact} == {UsageCategory.POD_VOLUMES}
 
 
 def test_writable_layers_of_sandboxes_have_the_names_of_their_pods_and_count_by_their_state() -> None:
@@ -58,8 +58,8 @@ def test_writable_layers_of_sandboxes_have_the_names_of_their_pods_and_count_by_
     observed = snapshot(sandboxes=(sandbox("web", ready=True), sandbox("job")), image_filesystem=fs)
     measured = MeasuredUsage(writable_bytes={"sb-web": 3 * MIB, "sb-job": 4 * MIB})
     members = {share.part: share.members for share in break_down(observed, fs, measured).shares}
-    assert members[UsageShare.WRITABLE_RUNNING] == (("shop/web (sandbox)", 3 * MIB),)
-    assert members[UsageShare.WRITABLE_DEAD] == (("shop/job (sandbox)", 4 * MIB),)
+    assert members[UsageCategory.WRITABLE_RUNNING] == (("shop/web (sandbox)", 3 * MIB),)
+    assert members[UsageCategory.WRITABLE_DEAD] == (("shop/job (sandbox)", 4 * MIB),)
 
 
 def test_upper_bound_sizes_are_marked_and_the_remainder_is_not_negative() -> None:
@@ -67,7 +67,7 @@ def test_upper_bound_sizes_are_marked_and_the_remainder_is_not_negative() -> Non
     observed = snapshot((image("a", "r/a:1", size_mib=900), used(1)), image_filesystem=fs)
     found = break_down(observed, fs, MeasuredUsage())
     assert not found.exact
-    assert {share.part: share.size_bytes for share in found.shares}[UsageShare.OTHER] == 0
+    assert {share.part: share.size_bytes for share in found.shares}[UsageCategory.OTHER] == 0
 
 
 def test_images_are_grouped_by_common_layers() -> None:
