@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-import psutil
 
 from nodeagent.api.common import encode_line
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction import LOOP_NAME, documents
 from nodeagent.eviction.actions import EvictionRecord, Monitors, PassActions
+from nodeagent.eviction.consumers import find_consumers
 from nodeagent.eviction.container_removal import ContainerCleaner, CriContainerCleaner
 from nodeagent.eviction.effects import EvictionFile, OutstandingEffects
 from nodeagent.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult, Evictor
 from nodeagent.eviction.loop import EvictionLoop
 from nodeagent.eviction.page_cache import CgroupCacheReclaimer, PageCache
 from nodeagent.eviction.plan.effects import pod_fields
-from nodeagent.eviction.plan.reclaim import device_role
 from nodeagent.eviction.plan.state import suspended
-from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.eviction.pod_monitor import OomKillMonitor, PodMonitor
 from nodeagent.eviction.reclaimer import ImageObservation, Reclaimer
 from nodeagent.eviction.reporting import EvictionReporter
-from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, SignalMonitor
+from nodeagent.eviction.signals import EvictionSignalReader, SignalMonitor
 from nodeagent.gc.executor import PassEnd, PassReport, Result
 from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.loop import log_result, log_start, wait_for_any
 from nodeagent.gc.pass_state import Preview, make_visible
-from nodeagent.gc.plan.breakdown import Breakdown, Share, UsageCategory
-from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.cgroups import is_populated, list_children, read_processes
 from nodeagent.host.pod_disk import find_upper_directories, snapshotter_of
 from nodeagent.host.processes import kill_processes
@@ -41,16 +34,15 @@ from nodeagent.host.psi_triggers import PressureTriggers
 from nodeagent.loops.memory import lock_memory
 from nodeagent.model import Role
 from nodeagent.model.decision import ItemKind
-from nodeagent.model.pressure import FilesystemRole, Resource, Signal
 from nodeagent.pods.role import ROLE_POLL_S
 from nodeagent.record import Record
 from nodeagent.store.history import PastAction, PastPass
 from nodeagent.store.write_ahead import PLANNED, RUNNING, UNKNOWN
 from nodeagent.telemetry.logging import StateLog
-from nodeagent.text import escape
-from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
+    import asyncio
+
     from nodeagent.daemon.context import DaemonContext, DaemonTask
     from nodeagent.eviction.api_evictor import RoleEvictor
     from nodeagent.gc.agent import Agent
@@ -69,9 +61,6 @@ _BEGUN: Final = EvictionResult(EvictionOutcome.FAILED)
 _BEGUN_WITHIN_S: Final = 0.5
 _URGENTLY_BEGUN_WITHIN_S: Final = 0.1
 _FINISHED_WITHIN_S: Final = 0.1
-_SHOWN: Final = 4
-_WALK_WITHIN_S: Final = 5.0
-_OF_PODS: Final = frozenset({UsageCategory.WRITABLE_RUNNING, UsageCategory.POD_LOGS, UsageCategory.POD_VOLUMES})
 
 
 def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
@@ -331,68 +320,3 @@ def _outcome(record: EvictionRecord) -> str:
     if record.result is None:
         return PLANNED
     return "done" if record.result.outcome is EvictionOutcome.EVICTED else record.result.outcome.value
-
-
-async def find_consumers(
-    agent: Agent, read_layout: Callable[[], Awaitable[SignalLayout]], signal: Signal, pods: PodInventory
-) -> tuple[str, ...]:
-    """Return names and amounts of the largest consumers of the resource of a signal, largest first.
-
-    For memory and PIDs these are processes outside of the cgroups of the pods, for the image filesystem the parts of
-    its usage breakdown, its largest directories, and the part that no reading explains. The result is empty for other
-    filesystems, and if the readings fail.
-
-    Args:
-        agent: agent of the node.
-        read_layout: returns which filesystems share a device.
-        signal: signal of the met threshold.
-        pods: the pods of the node.
-    """
-    meaning = MEANINGS[signal]
-    if meaning.filesystem is None:
-        return await asyncio.to_thread(_largest_processes, pods, in_memory=meaning.resource is Resource.MEMORY)
-    with suppress(NodeAgentError):
-        layout = (await read_layout()).layout
-        if device_role(meaning.filesystem, layout) is device_role(FilesystemRole.IMAGEFS, layout):
-            snapshot = await agent.observer.observe(Scope.ALL)
-            return _largest_parts(await agent.break_down(snapshot, within_s=_WALK_WITHIN_S))
-    return ()
-
-
-def _largest_processes(pods: PodInventory, *, in_memory: bool) -> tuple[str, ...]:
-    """Return the processes outside of the pods with the most resident memory or threads.
-
-    psutil completes a long name from the command line, and reading that waits for a process that waits for memory;
-    ``process_iter`` keeps an object for each process. Hence neither is used.
-    """
-    inside = read_processes(path for each in pods.handles.values() for path in each.cgroups) or frozenset()
-    found = []
-    with suppress(OSError):
-        for pid in frozenset(psutil.pids()) - inside:
-            with suppress(psutil.Error, OSError):
-                process = psutil.Process(pid)
-                amount = process.memory_info().rss if in_memory else process.num_threads()
-                name = Path(f"{psutil.PROCFS_PATH}/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-                found += [(f"{name} (process {pid})", amount)] if amount else []
-    return _shown(found, format_bytes if in_memory else str)
-
-
-def _largest_parts(breakdown: Breakdown) -> tuple[str, ...]:
-    """Return the largest parts of a filesystem without the data of pods, and the part that no reading explains."""
-    found: list[tuple[str, int]] = []
-    for share in breakdown.shares:
-        if share.part is UsageCategory.OTHER:
-            found += share.members
-            found.append(("unexplained (such as deleted files that are open)", _unexplained(share)))
-        elif share.part not in _OF_PODS:
-            found.append((share.part.value.replace("-", " "), share.size_bytes))
-    return _shown([each for each in found if each[1] > 0], format_bytes)
-
-
-def _unexplained(share: Share) -> int:
-    return max(0, share.size_bytes - sum(size_bytes for _, size_bytes in share.members))
-
-
-def _shown(found: Iterable[tuple[str, int]], form: Callable[[int], str]) -> tuple[str, ...]:
-    largest = sorted(found, key=lambda each: (-each[1], each[0]))[:_SHOWN]
-    return tuple(f"{escape(name)} {form(amount)}" for name, amount in largest)

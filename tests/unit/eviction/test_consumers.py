@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from nodeagent.eviction.composition import find_consumers
+from nodeagent.eviction.consumers import find_consumers
 from nodeagent.model.pods import ContainerHandle, PodHandle, PodInventory
 from nodeagent.model.pressure import Moment, Signal
 from tests.support.kernel_tree import add_cgroup, make_tree
