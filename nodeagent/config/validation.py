@@ -160,6 +160,7 @@ Directory = Annotated[str, Check(absolute), form("absolute path")]
 PsiWindow = Annotated[Duration, Check(stall_window)]
 ProviderId = Annotated[str, Check(provider_id)]
 SocketPath = Annotated[OptionalPath, Check(socket_path)]
+Endpoint = Annotated[str, Check(endpoint), form("unix:///PATH")]
 
 
 class Section(Record, forbid_unknown_fields=True):

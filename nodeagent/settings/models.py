@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from nodeagent.cluster.settings import KubernetesSection
-from nodeagent.config import validation
+from nodeagent.config.validation import (
+    Count,
+    Directory,
+    Duration,
+    Endpoint,
+    OptionalPath,
+    Period,
+    Section,
+    Size,
+    Switch,
+    about,
+)
 from nodeagent.eviction.settings import EvictionSection
 from nodeagent.gc.settings import ContainerGCSection, ImageGCSection, ProtectSection, gc_policy
 from nodeagent.model import Role
@@ -17,82 +28,80 @@ from nodeagent.shutdown.settings import ShutdownSection
 from nodeagent.units import parse_bytes, parse_duration_s
 
 
-class RuntimeSection(validation.Section):
+class RuntimeSection(Section):
     """Access to the container runtime."""
 
     endpoint: Annotated[
-        str,
-        validation.Check(validation.endpoint),
-        validation.form("unix:///PATH"),
-        validation.about(
+        Endpoint,
+        about(
             "Socket of the container runtime. Empty: the first socket with a listener, of k3s, rke2, k0s, microk8s, "
             "containerd and CRI-O in this order."
         ),
     ] = ""
     containerd_api: Annotated[
         Literal["auto", "off"],
-        validation.about(
+        about(
             "Whether containerd's own API is used, so that shared layers are counted once. off, or with another "
             "runtime: image sizes are upper bounds."
         ),
     ] = "auto"
-    timeout: Annotated[validation.Period, validation.about("Timeout of CRI calls that read.")] = "10s"
-    removal_timeout: Annotated[validation.Period, validation.about("Timeout of CRI calls that stop or remove.")] = "2m"
+    timeout: Annotated[Period, about("Timeout of CRI calls that read.")] = "10s"
+    removal_timeout: Annotated[Period, about("Timeout of CRI calls that stop or remove.")] = "2m"
     imagefs_path: Annotated[
-        validation.OptionalPath,
-        validation.about("Path on the image filesystem. Empty: the mount point reported by the runtime."),
+        OptionalPath,
+        about("Path on the image filesystem. Empty: the mount point reported by the runtime."),
     ] = ""
 
 
-class StateSection(validation.Section):
+class StateSection(Section):
     """State of the agent."""
 
-    directory: Annotated[
-        validation.Directory, validation.about("Directory of the state: image usage database, history, pass lock.")
-    ] = "/var/lib/nodeagent"
+    directory: Annotated[Directory, about("Directory of the state: image usage database, history, pass lock.")] = (
+        "/var/lib/nodeagent"
+    )
 
 
-class HistorySection(validation.Section):
+class HistorySection(Section):
     """Retention of the history."""
 
     maximum_age: Annotated[
-        validation.Period,
-        validation.about("Maximum age of recorded passes; one day for passes of the daemon without removals."),
+        Period,
+        about("Maximum age of recorded passes; one day for passes of the daemon without removals."),
     ] = "30d"
     maximum_size: Annotated[
-        validation.Size, validation.about("Maximum size of the history database; the oldest passes are deleted first.")
+        Size, about("Maximum size of the history database; the oldest passes are deleted first.")
     ] = "16Mi"
     maximum_records: Annotated[
-        validation.Count,
-        validation.about(
+        Count,
+        about(
             "Maximum number of recorded passes, and of recorded node shutdowns; the oldest are deleted first. 0: no "
             "limit."
         ),
     ] = 10_000
 
 
-class LogSection(validation.Section):
+class LogSection(Section):
     """Log of the agent, on standard error."""
 
     format: Annotated[
         Literal["auto", "journal", "console", "json"],
-        validation.about(
+        about(
             "Log format. journal: entries with fields, see systemd.journal-fields; auto: console on a terminal, "
             "journal where standard error is connected to it, JSON elsewhere."
         ),
     ] = "auto"
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        validation.about("Minimum severity of logged events. debug also logs each kept item."),
+        about("Minimum severity of logged events. debug also logs each kept item."),
     ] = "info"
 
 
-class Config(validation.Section):
+class Config(Section):
     """The whole configuration."""
 
     role: Annotated[
         Literal["auto", "beside-kubelet", "standalone"],
-        validation.about(
+        about(
             "Whether a kubelet manages this node. beside-kubelet: no pod is stopped at shutdown; pods count as "
             "deleted only with kubernetes.watch_pods, and are evicted only with kubernetes.evict_pods. standalone: "
             "the node has no kubelet, even if files of a removed kubelet exist; with a kubelet process, the role is "
@@ -101,34 +110,32 @@ class Config(validation.Section):
             "last detection."
         ),
     ] = "auto"
-    dry_run: Annotated[
-        validation.Switch, validation.about("Plan and log only; nothing is removed, evicted or stopped.")
-    ] = False
+    dry_run: Annotated[Switch, about("Plan and log only; nothing is removed, evicted or stopped.")] = False
     reload_grace: Annotated[
-        validation.Duration,
-        validation.about(
+        Duration,
+        about(
             "Time between a switch of dry_run from true to false, by a reload or a restart, and the first pass that "
             "removes or evicts, hard eviction thresholds included. nodeagent pause stops the countdown, which "
             "restarts at the end of the pause. 0 disables."
         ),
     ] = "60s"
-    runtime: Annotated[RuntimeSection, validation.about("Access to the container runtime.")] = RuntimeSection()
-    image_gc: Annotated[ImageGCSection, validation.about("Removal of unused images.")] = ImageGCSection()
+    runtime: Annotated[RuntimeSection, about("Access to the container runtime.")] = RuntimeSection()
+    image_gc: Annotated[ImageGCSection, about("Removal of unused images.")] = ImageGCSection()
     container_gc: Annotated[
-        ContainerGCSection, validation.about("Removal of dead containers, empty sandboxes and old pod logs.")
+        ContainerGCSection, about("Removal of dead containers, empty sandboxes and old pod logs.")
     ] = ContainerGCSection()
-    eviction: Annotated[EvictionSection, validation.about("Pod eviction under node pressure.")] = EvictionSection()
-    kubelet: Annotated[KubeletSection, validation.about("Sources of pod facts that CRI lacks.")] = KubeletSection()
-    kubernetes: Annotated[
-        KubernetesSection, validation.about("Node object and access to the Kubernetes API server.")
-    ] = KubernetesSection()
-    shutdown: Annotated[ShutdownSection, validation.about("Graceful shutdown of the node.")] = ShutdownSection()
-    protect: Annotated[ProtectSection, validation.about("Images protected from removal.")] = ProtectSection()
-    state: Annotated[StateSection, validation.about("State of the agent.")] = StateSection()
-    history: Annotated[HistorySection, validation.about("Retention of the history.")] = HistorySection()
-    control: Annotated[ControlSection, validation.about("Control API of the daemon.")] = ControlSection()
-    log: Annotated[LogSection, validation.about("Log of the agent, on standard error.")] = LogSection()
-    metrics: Annotated[MetricsSection, validation.about("Endpoint of metrics and health checks.")] = MetricsSection()
+    eviction: Annotated[EvictionSection, about("Pod eviction under node pressure.")] = EvictionSection()
+    kubelet: Annotated[KubeletSection, about("Sources of pod facts that CRI lacks.")] = KubeletSection()
+    kubernetes: Annotated[KubernetesSection, about("Node object and access to the Kubernetes API server.")] = (
+        KubernetesSection()
+    )
+    shutdown: Annotated[ShutdownSection, about("Graceful shutdown of the node.")] = ShutdownSection()
+    protect: Annotated[ProtectSection, about("Images protected from removal.")] = ProtectSection()
+    state: Annotated[StateSection, about("State of the agent.")] = StateSection()
+    history: Annotated[HistorySection, about("Retention of the history.")] = HistorySection()
+    control: Annotated[ControlSection, about("Control API of the daemon.")] = ControlSection()
+    log: Annotated[LogSection, about("Log of the agent, on standard error.")] = LogSection()
+    metrics: Annotated[MetricsSection, about("Endpoint of metrics and health checks.")] = MetricsSection()
 
     def settings(self) -> Settings:
         """Return the settings of a valid configuration."""
