@@ -28,11 +28,11 @@ An eviction signal
     ``eviction/kernel_signals.py`` (its reading), ``eviction/settings.py`` (its name in the configuration reference),
     ``tests/unit/eviction/test_kernel_signals.py``. Thresholds, status and metrics need no change.
 A keep rule for images
-    ``model/reason_codes.py`` (reason code and sentence), ``gc/plan/keep_rules.py`` (the rule, at its precedence),
+    ``model/reason_codes.py`` (reason code and sentence), ``gc/plan/image_protection.py`` (the rule, at its precedence),
     ``gc/plan/explanation.py`` (condition of a later removal), ``tests/unit/gc/plan/test_image_keep_rules.py``.
     For a separate setting: a field of ``ProtectionPolicy`` and the option in ``gc/settings.py``.
 A column in a list
-    ``gc/documents/lists.py`` (field of the document), ``cli/list_views.py`` (column of the table),
+    ``gc/documents/lists.py`` (field of the document), ``cli/listing.py`` (column of the table),
     ``tests/unit/cli/test_listing.py``, and the stored screens of ``tests/unit/cli/test_golden.py`` for a column that is
     shown by default or with ``-o wide``.
 """

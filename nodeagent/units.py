@@ -1,15 +1,19 @@
-"""Bytes, durations and times: parsing and formatting.
+"""Bytes, durations and times: parsing and formatting; the clocks.
 
 Quantities have the form of Kubernetes (``100Mi``, ``1.5Gi``, ``2G``, ``500k``), durations the form of Go (``2h45m``,
 ``1m30s``, ``500ms``) plus ``d`` for days, because image ages are configured in days.
+
+Ages use aware UTC wall time, as the timestamps of the runtime are wall time; timeouts and intervals use the monotonic
+clock. Planners receive the time of their pass as an argument and never read a clock.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import datetime
+import time
+from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import Final
+from typing import Final, Protocol
 
 USEC_INFINITY: Final = 2**64 - 1
 """Value for "no limit" of systemd properties in microseconds. Source: systemd.time(7), ``infinity``."""
@@ -163,3 +167,25 @@ def format_duration(seconds: float) -> str:
         parts.append((count, unit))
     first = next(index for index, (count, _) in enumerate(parts) if count)
     return "".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count)
+
+
+class Clock(Protocol):
+    """Source of time outside the planners."""
+
+    def now(self) -> datetime:
+        """Return the wall time, aware, in UTC."""
+
+    def monotonic_s(self) -> float:
+        """Return monotonic seconds, suspend included (CLOCK_BOOTTIME)."""
+
+
+class SystemClock:
+    """Clocks of the machine."""
+
+    def now(self) -> datetime:
+        """Return the wall time, aware, in UTC."""
+        return datetime.now(UTC)
+
+    def monotonic_s(self) -> float:
+        """Return seconds since boot, suspend included. Source: clock_gettime(2), CLOCK_BOOTTIME."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -26,8 +26,8 @@ from nodeagent import __version__
 from nodeagent.cli.help import EXAMPLES, topics
 from nodeagent.cli.main import app
 from nodeagent.config.validation import settings_of
-from nodeagent.settings.models import Config
 from nodeagent.settings.reference import toml_value
+from nodeagent.settings.settings import Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

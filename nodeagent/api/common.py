@@ -10,17 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from nodeagent.errors import NodeAgentError
-from nodeagent.model import FsObservation, NodeSnapshot, Role, decision
 from nodeagent.model.decision import ReasonCode, sentence_of
+from nodeagent.model.node import NodeSnapshot, Role
+from nodeagent.model.runtime import FsObservation
 from nodeagent.record import Time, equal_fields
 from nodeagent.text import escape_lines, to_json
 from nodeagent.units import format_time
+
+if TYPE_CHECKING:
+    from nodeagent.model import decision
 
 
 class DocumentError(NodeAgentError):

@@ -54,7 +54,7 @@ def pass_ids(ctx: typer.Context) -> list[str]:
 def setting_keys() -> list[str]:
     """Return the keys of all settings."""
     from nodeagent.config.validation import settings_of  # noqa: PLC0415
-    from nodeagent.settings.models import Config  # noqa: PLC0415 - slow to import
+    from nodeagent.settings.settings import Config  # noqa: PLC0415 - slow to import
 
     return [each.key for each in settings_of(Config)]
 

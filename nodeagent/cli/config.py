@@ -17,17 +17,14 @@ from nodeagent.cli.options import Source
 from nodeagent.cli.reading import ask
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
-from nodeagent.config.validation import convert as validated
-from nodeagent.config.validation import settings_of
-from nodeagent.daemon.control_documents import EffectiveConfig
+from nodeagent.config.validation import convert as validated, settings_of
+from nodeagent.daemon.documents import EffectiveConfig
 from nodeagent.doctor.plan.node import OPEN_FIX, OPEN_LISTENER
 from nodeagent.errors import ConfigError, UsageError
 from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.settings.loading import effective, load
-from nodeagent.settings.models import Config
-from nodeagent.settings.reference import reference as make_reference
-from nodeagent.settings.reference import sourced_toml, to_toml, toml_value
-from nodeagent.settings.settings import DEFAULT_SOURCE
+from nodeagent.settings.reference import reference as make_reference, sourced_toml, to_toml, toml_value
+from nodeagent.settings.settings import DEFAULT_SOURCE, Config
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
@@ -151,8 +148,11 @@ def import_kubelet(file: Path | None, *, config: Path | None, out: Path | None, 
         UsageError: ``out`` exists, or cannot be written.
         ConfigError: the file has no KubeletConfiguration or several; or this node has no kubelet configuration.
     """
-    from nodeagent.settings.kubelet_import import dry_run_to_keep, import_report  # noqa: PLC0415
-    from nodeagent.settings.kubelet_import import import_kubelet as convert  # noqa: PLC0415
+    from nodeagent.settings.kubelet_import import (  # noqa: PLC0415
+        dry_run_to_keep,
+        import_kubelet as convert,
+        import_report,
+    )
 
     replaced = _status_to_replace(out, force=force) if out is not None else None
     imported = convert(fields_of_node() if file is None else _fields_of_file(file))
@@ -201,9 +201,9 @@ def fields_of_node(root: Path | None = None) -> Mapping[str, object]:
     Raises:
         ConfigError: no kubelet configuration is found, or a file of it cannot be read.
     """
-    from nodeagent.clock import SystemClock  # noqa: PLC0415
     from nodeagent.host.kubelet_traces import HOST_ROOT, read_kubelet_traces  # noqa: PLC0415
     from nodeagent.settings.kubelet_config import read_kubelet_config  # noqa: PLC0415
+    from nodeagent.units import SystemClock  # noqa: PLC0415
 
     root = HOST_ROOT if root is None else root
     found = read_kubelet_config(root, [each.pid for each in read_kubelet_traces(SystemClock(), root).processes])

@@ -15,11 +15,10 @@ from nodeagent.cli.control_client import connect
 from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import load_settings, run_async, run_with_agent
-from nodeagent.clock import SystemClock
 from nodeagent.cluster.plan.rules import SETTINGS
 from nodeagent.cluster.plan.workloads import IN_CLUSTER
 from nodeagent.config.files import UNTRUSTED
-from nodeagent.daemon import control_documents as diagnostics
+from nodeagent.daemon import documents as diagnostics
 from nodeagent.daemon.documents import Status
 from nodeagent.doctor import host_facts
 from nodeagent.doctor.plan import node
@@ -36,21 +35,23 @@ from nodeagent.host.node import node_name
 from nodeagent.host.server_certificate import read_certificate, server_context
 from nodeagent.host.sockets import group_number
 from nodeagent.kube.api_credentials import expiry
-from nodeagent.model import Image, NodeSnapshot, Role
+from nodeagent.model.node import NodeSnapshot, Role
 from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.pods.role import read_role
 from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
 from nodeagent.settings.kubelet_config import read_kubelet_config
 from nodeagent.shutdown.document_readings import delay_limit, lock_held, off_because, query_logind
-from nodeagent.shutdown.plan.budget import required_delay_s, shutdown_budget
+from nodeagent.shutdown.plan.planner import required_delay_s, shutdown_budget
 from nodeagent.store.history import History
 from nodeagent.store.sqlite import fault_of
 from nodeagent.text import display_width
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
     from nodeagent.host.dbus import LogindFacts
-    from nodeagent.runtime.cri_messages import ImageFsInfo
+    from nodeagent.model.runtime import Image
+    from nodeagent.runtime.cri import ImageFsInfo
     from nodeagent.settings.settings import Settings
 
     Fix = Callable[[Settings], None]

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.display import Line, filled_cells, standard_output
 from nodeagent.cli.options import Source, duration_s
-from nodeagent.cli.plan_view import usage_line
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, read, show_document
 from nodeagent.cli.table import Heading, Table, short_reference, size_cell
 from nodeagent.gc.documents.passes import DiskUsageDocument
 from nodeagent.gc.plan.breakdown import Breakdown, UsageCategory
 from nodeagent.text import Cut
+from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
+    from nodeagent.gc.plan.policy import ImageGCPolicy
+    from nodeagent.model.runtime import FsObservation
 
 _BAR: Final = 80
+_USAGE_BAR: Final = 30
+_SHORT_USAGE_BAR: Final = 16
+_WIDE: Final = 120
 _SHORTEST_S: Final = 1e-3
 """Minimum of ``--timeout`` in seconds: the daemon replaces a requested timeout of 0 s by its default."""
 _TITLES: Final = {
@@ -107,3 +112,22 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
     yield from table.lines(columns)
     if not value.exact:
         yield Line("image sizes as reported by the runtime: shared layers are counted once per image", "yellow")
+
+
+def usage_line(
+    observed: FsObservation, columns: int | None, policy: ImageGCPolicy | None = None, *, label: str = "imagefs"
+) -> Line:
+    """Return the usage of a filesystem as a line with bar, percentage and thresholds; if wide also with its path."""
+    wide = columns is None or columns >= _WIDE
+    used = observed.used_percent
+    over = policy is not None and used >= policy.high_threshold_percent
+    line = (
+        Line(f"{label} ")
+        .append_bar(used / 100, _USAGE_BAR if wide else _SHORT_USAGE_BAR, bad=over)
+        .append(f" {used}%", "bold")
+    )
+    used_bytes = observed.capacity_bytes - observed.available_bytes
+    line.append(f" {format_bytes(used_bytes)} of {format_bytes(observed.capacity_bytes)}")
+    if policy is not None:
+        line.append(f" (high {policy.high_threshold_percent}%, low {policy.low_threshold_percent}%)", "dim")
+    return line.append(f" {observed.path}", "dim") if wide else line

@@ -14,7 +14,7 @@ from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from nodeagent.cli.options import Source
-    from nodeagent.eviction.pressure_documents import FactDocument
+    from nodeagent.eviction.documents import FactDocument
     from nodeagent.gc.agent import Agent
 
 _WIDE: Final = 120

@@ -14,7 +14,7 @@ from nodeagent.cli.reading import print_document, read, show_document
 from nodeagent.cli.table import ago, short_reference, size
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
-from nodeagent.gc.documents.explanation import Explained, ExplanationDocument
+from nodeagent.gc.documents.passes import Explained, ExplanationDocument
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_time
 

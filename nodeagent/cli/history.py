@@ -11,17 +11,16 @@ from msgspec import UnsetType, structs
 
 from nodeagent.cli import table as values
 from nodeagent.cli.display import Line, standard_output
-from nodeagent.cli.list_views import NODE_STOPS, PASSES, done_items
+from nodeagent.cli.listing import NODE_STOPS, PASSES, done_items
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.options import Source
 from nodeagent.cli.reading import ask, load_settings
 from nodeagent.cli.table import Heading, Table
-from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.eviction.documents import RecordedEviction
 from nodeagent.gc.documents.history import HistoryDocument, NodeStopDocument, PastPassDocument
 from nodeagent.text import Cut, escape, fit
-from nodeagent.units import format_bytes, format_duration, parse_duration_s
+from nodeagent.units import SystemClock, format_bytes, format_duration, parse_duration_s
 
 if TYPE_CHECKING:
     from nodeagent.cli.listing import ListOptions

@@ -8,30 +8,28 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent import model
 from nodeagent.api.client import user_name
 from nodeagent.api.common import encode
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import daemon_of
 from nodeagent.cli.display import say, warn
-from nodeagent.cli.list_views import HOLDS
+from nodeagent.cli.listing import HOLDS
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.options import Source, duration_s
 from nodeagent.cli.reading import ask, load_settings, read
-from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.gc.documents.holds import HoldDocument, HoldList
-from nodeagent.gc.documents.lists import Images
+from nodeagent.gc.documents.lists import HoldDocument, HoldList, Images
 from nodeagent.gc.hold_file import HoldFile
-from nodeagent.gc.plan.image_protection import parse_rule
+from nodeagent.gc.plan.image_protection import images_named, parse_rule
 from nodeagent.gc.plan.image_users import ImageIndex
-from nodeagent.gc.plan.keep_rules import images_named
-from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
-from nodeagent.units import format_time
+from nodeagent.model.node import ALL_IMAGES, LONGEST_HOLD_S, Hold
+from nodeagent.model.runtime import Image
+from nodeagent.units import SystemClock, format_time
 
 if TYPE_CHECKING:
     from nodeagent.cli.listing import ListOptions
     from nodeagent.gc.agent import Agent
+    from nodeagent.model.clock import ClockTrust
     from nodeagent.store.clock_record import ClockReading
 
 
@@ -66,7 +64,7 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
     directory, at, clock = _node_clock(config)
     until = at.wall + timedelta(seconds=seconds)
     named = ALL_IMAGES if image is None else image
-    hold = model.Hold("", named, why, _user(), at.wall, until, at.boot_id, at.boottime_s)
+    hold = Hold("", named, why, _user(), at.wall, until, at.boot_id, at.boottime_s)
     _print_placed(HoldDocument.of(HoldFile(directory).add(hold, clock), at.wall, clock), form, config)
 
 
@@ -104,7 +102,7 @@ def _note_unmatched(image: str, config: Path | None) -> None:
         document = read("Images", Images, {}, Source(config), _list_images)
     except NodeAgentError:  # the hold is placed; without an image list only the note is omitted
         return
-    images = [model.Image(each.id, each.repo_tags, each.repo_digests) for each in document.images]
+    images = [Image(each.id, each.repo_tags, each.repo_digests) for each in document.images]
     if not images_named((image,), images, ImageIndex(images)):
         warn(f"note: no image on this node matches {image}; the hold applies to matching images pulled later")
 
@@ -141,7 +139,7 @@ def _read_holds(config: Path | None) -> HoldList:
     return HoldList.of(HoldFile(directory).read(), at.wall, clock)
 
 
-def _node_clock(config: Path | None) -> tuple[Path, ClockReading, model.ClockTrust]:
+def _node_clock(config: Path | None) -> tuple[Path, ClockReading, ClockTrust]:
     """Return the state directory, the current readings of the clocks, and the trust in the wall clock."""
     from nodeagent.loops.clock_reading import read_clocks, stored_trust  # noqa: PLC0415 - not needed if the daemon responds
 

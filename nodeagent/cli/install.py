@@ -18,10 +18,10 @@ from nodeagent.host import installation
 from nodeagent.host.commands import run
 from nodeagent.host.installation import UNIT, below
 from nodeagent.host.systemd import PodSlices
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.settings.loading import load
-from nodeagent.settings.models import Config
 from nodeagent.settings.reference import to_toml
+from nodeagent.settings.settings import Config
 from nodeagent.text import escape, escape_lines
 
 _BOOTED: Final = Path("/run/systemd/system")

@@ -1,4 +1,4 @@
-"""Declaration of lists, and the common options of list commands.
+"""Declaration of lists, the common options of list commands, and the columns of each list in table order.
 
 A list is declared once, as a ``ListView``: its columns define the cells of the table, the keys of ``--sort-by`` and
 the keys of ``--filter``.
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from nodeagent.cli.table import SHORTEST, Heading, age, short_id, size_cell
+from nodeagent.cli.table import SHORTEST, Heading, age, done_cell, short_id, short_reference, size_cell, time_cell
+from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
-    from nodeagent.text import Cut
+    from nodeagent.gc.documents.history import NodeStopDocument, PastPassDocument
+    from nodeagent.gc.documents.lists import ContainerDocument, HoldFields, ImageDocument, Pod
 
 R = TypeVar("R")
 
@@ -195,3 +197,211 @@ class ListOptions(NamedTuple):
     def is_table(self) -> bool:
         """Whether the output is a table: ``table`` or ``wide`` without ``--quiet``."""
         return self.form in ("table", "wide") and not self.quiet
+
+
+_NAME_CELLS: Final = 16
+_SENTENCE: Final = 40
+
+
+def _verdict_style(row: ImageDocument | ContainerDocument) -> str:
+    return "red" if str(row.verdict) == "remove" else ""
+
+
+def _bound(row: ImageDocument) -> str:
+    return "\u2264" if str(row.accounting) == "upper-bound" and row.frees_bytes is not None else ""
+
+
+def _references(row: ImageDocument) -> tuple[str, ...]:
+    return (*row.repo_tags, *row.repo_digests, row.id)
+
+
+def _name(row: ImageDocument) -> str:
+    return _references(row)[0]
+
+
+def _short_name(row: ImageDocument) -> str:
+    others = len(row.repo_tags) - 1
+    return f"{short_reference(_name(row))} (+{others})" if others > 0 else short_reference(_name(row))
+
+
+IMAGES: Final[ListView[ImageDocument]] = ListView(
+    "images",
+    (
+        text(
+            "name",
+            "IMAGE",
+            _name,
+            cut=Cut.PATH,
+            name=True,
+            at_least=_NAME_CELLS,
+            texts=lambda row: _references(row)[:-1] or (row.id,),
+            brief=_short_name,
+        ),
+        identifier("id", "IMAGE ID", lambda row: row.id, scope=ListScope.WIDE),
+        size("size", "SIZE", lambda row: row.size_bytes),
+        size("frees", "FREES", lambda row: row.frees_bytes, mark=_bound, scope=ListScope.WIDE),
+        since("last-used", "LAST USED", lambda row: row.last_used, missing="none seen"),
+        since("first-detected", "DETECTED", lambda row: row.first_detected, first="now", scope=ListScope.WIDE),
+        text("pinned", "PINNED", lambda row: "true" if row.pinned else "false", scope=ListScope.WIDE),
+        text("origin", "ORIGIN", lambda row: row.origin or "", scope=ListScope.WIDE, cut=Cut.END),
+        text("verdict", "VERDICT", lambda row: str(row.verdict)),
+        text("reason", "REASON", lambda row: str(row.reason.code)),
+        text(
+            "message", "MESSAGE", lambda row: row.reason.sentence, scope=ListScope.WIDE, cut=Cut.END, at_least=_SENTENCE
+        ),
+        text(
+            "other-tags",
+            "OTHER TAGS",
+            lambda row: ",".join(row.repo_tags[1:]),
+            scope=ListScope.FULL,
+            texts=lambda row: row.repo_tags[1:],
+        ),
+    ),
+    id=lambda row: row.id,
+    name=_name,
+    style=_verdict_style,
+)
+
+
+def _pod(row: ContainerDocument) -> str:
+    return f"{row.pod_namespace}/{row.pod_name}" if row.pod_name else ""
+
+
+CONTAINERS: Final[ListView[ContainerDocument]] = ListView(
+    "containers",
+    (
+        text(
+            "pod",
+            "POD",
+            _pod,
+            cut=Cut.MIDDLE,
+            name=True,
+            at_least=_NAME_CELLS,
+            texts=lambda row: (row.pod_name, _pod(row)),
+        ),
+        text("namespace", "NAMESPACE", lambda row: row.pod_namespace, scope=ListScope.KEY),
+        text("name", "CONTAINER", lambda row: row.name, cut=Cut.MIDDLE),
+        identifier("id", "CONTAINER ID", lambda row: row.id, scope=ListScope.WIDE),
+        count("attempt", "ATTEMPT", lambda row: row.attempt, scope=ListScope.WIDE),
+        text("state", "STATE", lambda row: row.state),
+        since("created", "AGE", lambda row: row.created_at),
+        text("verdict", "VERDICT", lambda row: str(row.verdict)),
+        text("reason", "REASON", lambda row: str(row.reason.code)),
+        text(
+            "image",
+            "IMAGE",
+            lambda row: row.image,
+            scope=ListScope.WIDE,
+            cut=Cut.PATH,
+            brief=lambda row: short_reference(row.image),
+        ),
+        text(
+            "message", "MESSAGE", lambda row: row.reason.sentence, scope=ListScope.WIDE, cut=Cut.END, at_least=_SENTENCE
+        ),
+    ),
+    id=lambda row: row.id,
+    name=lambda row: f"{_pod(row)}/{row.name}" if row.pod_name else row.name,
+    style=_verdict_style,
+)
+
+
+def _sandboxes(row: Pod) -> str:
+    return f"{sum(each.ready for each in row.sandboxes)}/{len(row.sandboxes)}"
+
+
+def _containers(row: Pod) -> str:
+    states = [each.state for sandbox in row.sandboxes for each in sandbox.containers]
+    return f"{states.count('running')}/{len(states)}"
+
+
+PODS: Final[ListView[Pod]] = ListView(
+    "pods",
+    (
+        text("namespace", "NAMESPACE", lambda row: row.namespace, cut=Cut.END),
+        text("name", "NAME", lambda row: row.name, cut=Cut.MIDDLE, name=True, at_least=_NAME_CELLS),
+        identifier("uid", "UID", lambda row: row.uid, scope=ListScope.WIDE),
+        text("sandboxes", "SANDBOXES", _sandboxes),
+        text("containers", "CONTAINERS", _containers),
+        text("status", "STATUS", lambda row: "deleted" if row.gone else "present"),
+        since(
+            "created",
+            "AGE",
+            lambda row: max((each.created_at for each in row.sandboxes if each.created_at), default=None),
+        ),
+        text("evidence", "EVIDENCE", lambda row: row.how, scope=ListScope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+    ),
+    id=lambda row: row.uid,
+    name=lambda row: f"{row.namespace}/{row.name}",
+    style=lambda row: "red" if row.gone else "",
+)
+
+
+def _target(row: HoldFields) -> str:
+    return row.image or "all images"
+
+
+HOLDS: Final[ListView[HoldFields]] = ListView(
+    "holds",
+    (
+        text("id", "HOLD", lambda row: row.id),
+        text(
+            "image",
+            "IMAGE",
+            _target,
+            cut=Cut.PATH,
+            name=True,
+            at_least=_NAME_CELLS,
+            brief=lambda row: short_reference(_target(row)),
+        ),
+        text("by", "BY", lambda row: row.by, cut=Cut.END),
+        duration("expires", "EXPIRES IN", lambda row: row.seconds_left),
+        since("placed", "AGE", lambda row: row.placed_at, scope=ListScope.WIDE),
+        text("why", "REASON", lambda row: row.why, cut=Cut.END, at_least=24),
+    ),
+    id=lambda row: row.id,
+    name=_target,
+)
+
+
+def done_items(row: PastPassDocument) -> int:
+    """Return the number of items that a pass removed or found already removed; of an undo, the restored images."""
+    return sum(each.outcome in ("done", "gone", "restored") for each in row.actions)
+
+
+def _usage(row: PastPassDocument) -> str:
+    before, after = row.imagefs_percent_before, row.imagefs_percent_after
+    return "" if before is None or after is None else f"{before}%-{after}%"
+
+
+PASSES: Final[ListView[PastPassDocument]] = ListView(
+    "passes",
+    (
+        text("id", "PASS", lambda row: row.id, name=True, cut=Cut.MIDDLE),
+        since("started", "AGE", lambda row: row.started_at, scope=ListScope.WIDE),
+        text("trigger", "TRIGGER", lambda row: row.trigger),
+        text("scope", "SCOPE", lambda row: row.scope),
+        text("result", "RESULT", lambda row: "dry-run" if row.dry_run else row.end),
+        text("removed", "REMOVED", lambda row: done_cell(row.trigger, done_items(row), len(row.actions))),
+        size("freed", "FREED", lambda row: row.freed_bytes if done_items(row) else None, missing=""),
+        size("predicted", "PREDICTED", lambda row: row.predicted_bytes, scope=ListScope.WIDE),
+        duration("duration", "DURATION", lambda row: row.duration_s, scope=ListScope.WIDE),
+        text("imagefs", "IMAGEFS", _usage, scope=ListScope.WIDE),
+        text("message", "MESSAGE", lambda row: row.end_detail, scope=ListScope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+    ),
+    id=lambda row: row.id,
+    name=lambda row: row.id,
+    style=lambda row: "red" if row.end in ("runtime-lost", "refused", "interrupted") else "",
+)
+
+NODE_STOPS: Final[ListView[NodeStopDocument]] = ListView(
+    "node_stops",
+    (
+        text("started", "NODE STOP", lambda row: time_cell(row.started_at), name=True),
+        text("kind", "KIND", lambda row: row.kind),
+        text("result", "RESULT", lambda row: row.end),
+        count("pods", "PODS", lambda row: len(row.pods)),
+    ),
+    id=lambda row: row.id,
+    name=lambda row: row.id,
+    style=lambda row: "" if row.end == "complete" else "red",
+)

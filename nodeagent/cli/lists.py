@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from msgspec import structs
 
 from nodeagent.cli.display import Display, Line, standard_output, warn
-from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
-from nodeagent.cli.listing import ListOptions, ListScope, ListView
+from nodeagent.cli.listing import CONTAINERS, IMAGES, PODS, ListOptions, ListScope, ListView
 from nodeagent.cli.reading import ask, print_document, read_preview
 from nodeagent.cli.table import EMPTY, Row, table_lines
 from nodeagent.errors import UsageError

@@ -6,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.reading import View, open_for_command, run_async, show_document, watching
-from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.eviction.plan.grammar import parse_thresholds
+from nodeagent.eviction.documents import Pressure
 from nodeagent.eviction.plan.state import EvictionState
-from nodeagent.eviction.pressure_documents import Pressure
+from nodeagent.eviction.plan.thresholds import parse_thresholds
 from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.model.pressure import MemorySource
 from nodeagent.record import replace
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     from nodeagent.eviction.settings import EvictionSettings

@@ -13,15 +13,14 @@ from nodeagent.api.common import encode
 from nodeagent.cli.display import Line, standard_output, warn, warning_lines
 from nodeagent.cli.reading import load_settings, open_for_command, run_async
 from nodeagent.cli.table import Heading, Table
-from nodeagent.clock import SystemClock
 from nodeagent.cluster.facts import NodeFactsReader, status_policy
 from nodeagent.cluster.plan.node_status import READY, node_object
 from nodeagent.errors import ApiServerError, NodeAgentError
 from nodeagent.eviction.plan.state import EvictionState
 from nodeagent.eviction.signals import EvictionSignalReader, FindImageFilesystems
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.text import Cut
-from nodeagent.units import format_bytes
+from nodeagent.units import SystemClock, format_bytes
 
 if TYPE_CHECKING:
     from nodeagent.model.kubernetes import ApiAccess, Node, NodeSpec, StatusCondition

@@ -13,11 +13,18 @@ from nodeagent import __version__
 from nodeagent.api.common import encode
 from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.gc import confirm_removals, exit_code, note_dry_run, predicted_exit_code, run_interruptibly
-from nodeagent.cli.plan_view import decision_lines, item_heading, report_lines
+from nodeagent.cli.gc import (
+    confirm_removals,
+    decision_lines,
+    exit_code,
+    item_heading,
+    note_dry_run,
+    predicted_exit_code,
+    report_lines,
+    run_interruptibly,
+)
 from nodeagent.cli.reading import load_settings, open_for_command, run_async, run_with_agent, show_document
 from nodeagent.cli.table import Heading, Table, short_reference
-from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.files import replace_file
 from nodeagent.gc.documents.passes import DriftDocument, PreviewDocument, Report
@@ -27,7 +34,7 @@ from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import SavedPlan, compare, parse_plan, refusal_of
 from nodeagent.host.node import node_identity
 from nodeagent.record import Record, field
-from nodeagent.units import format_time, parse_duration_s
+from nodeagent.units import SystemClock, format_time, parse_duration_s
 
 if TYPE_CHECKING:
     from nodeagent.gc.executor import PassReport

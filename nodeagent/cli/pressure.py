@@ -12,7 +12,7 @@ from nodeagent.cli.display import Line, bar, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import load_settings, watch_document
 from nodeagent.cli.table import Heading, Table, is_stall, short_amount, signal_name, size_cell, used_share
-from nodeagent.eviction.pressure_documents import Pressure, SignalDocument
+from nodeagent.eviction.documents import Pressure, SignalDocument
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
 

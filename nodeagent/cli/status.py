@@ -20,7 +20,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import load_settings, open_for_command, watch_document
 from nodeagent.cli.table import Heading, Table, ago, amount, done_cell, is_stall, signal_name, size_cell, used_share
 from nodeagent.daemon.documents import Status, Top
-from nodeagent.eviction.pressure_documents import FactDocument, PodUsageDocument, RankedPodUsage, SignalDocument
+from nodeagent.eviction.documents import FactDocument, PodUsageDocument, RankedPodUsage, SignalDocument
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, format_time

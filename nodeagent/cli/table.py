@@ -11,7 +11,7 @@ from nodeagent.text import Cut, display_width, escape, fit
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from nodeagent.eviction.pressure_documents import SignalDocument
+    from nodeagent.eviction.documents import SignalDocument
 
 EMPTY: Final = "-"
 """Text of an empty cell."""

@@ -11,13 +11,12 @@ from nodeagent.cli.display import say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import load_settings, run_with_agent
 from nodeagent.cli.table import Heading, Table, short_id, short_reference, size_cell
-from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents.readings import list_undoable
 from nodeagent.gc.documents.undo import RemovedImage, UndoablePass, UndoList, Undone
 from nodeagent.gc.restore import UndoOutcome, UndoResult
 from nodeagent.text import Cut
-from nodeagent.units import format_duration
+from nodeagent.units import SystemClock, format_duration
 
 _WITHIN_S = 300.0
 _MOST_NAMES = 3

@@ -17,11 +17,11 @@ from nodeagent.text import escape
 if TYPE_CHECKING:
     import asyncio
 
-    from nodeagent.clock import Clock
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.kube.api_client import NodeApi
     from nodeagent.model.kubernetes import Node
     from nodeagent.settings.settings import Settings
+    from nodeagent.units import Clock
 
 
 class EventsTask(SessionTask):

@@ -19,12 +19,12 @@ from nodeagent.host.node import node_name
 from nodeagent.model.kubernetes import Node, NodeFacts
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.kube.api_client import NodeApi
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.model.runtime import Image
     from nodeagent.runtime.cri import CriClient
     from nodeagent.settings.settings import Settings
+    from nodeagent.units import Clock
 
 RUNTIME_DOWN: Final = "container runtime is down"
 """Reason of a not ready node while the runtime does not answer. Source: kubelet ``runtimeState.runtimeErrors``."""

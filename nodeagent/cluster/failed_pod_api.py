@@ -10,7 +10,7 @@ import msgspec
 
 from nodeagent.cluster.plan.failed_pods import FAILED, FailedPod
 from nodeagent.model.runtime import ANNOTATION_SOURCE
-from nodeagent.pods.plan.definitions import ANNOTATION_MIRROR
+from nodeagent.pods.plan.facts import ANNOTATION_MIRROR
 from nodeagent.pods.pod_api import decode_object, list_page
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.pass_state import new_pass_id
 from nodeagent.model.decision import ItemKind
 from nodeagent.record import Record, replace
-from nodeagent.store.history import PastAction, PastPass
-from nodeagent.store.write_ahead import PLANNED, RUNNING, UNKNOWN
+from nodeagent.store.history import PLANNED, RUNNING, UNKNOWN, PastAction, PastPass
 from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from nodeagent.cluster.plan import heartbeat, registration
 from nodeagent.cluster.plan.node_status import NodeStatusPolicy, node_object, node_status
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.gc.loop import wait_for_any
-from nodeagent.loops.shutdown_announcement import AnnouncedPart, ShutdownAnnouncement
+from nodeagent.loops.passes import AnnouncedPart, ShutdownAnnouncement, wait_for_any
 from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.cluster.session_task import RegistrationReporter
     from nodeagent.model.kubernetes import Lease, Node, NodeFacts, NodeStatus, StatusCondition
+    from nodeagent.units import Clock
 
 _CHANGE_POLL_S: Final = 0.5
 _STOP_WITHIN_S: Final = 1.0

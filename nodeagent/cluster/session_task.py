@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from nodeagent.cluster import NAME
 from nodeagent.cluster.plan.heartbeat import retry_delay_s
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.gc.loop import wait_for_any
+from nodeagent.loops.passes import wait_for_any
 
 if TYPE_CHECKING:
     import asyncio

@@ -17,8 +17,8 @@ from nodeagent.cluster.plan.registration import (
 )
 from nodeagent.config.validation import Check, Count, Duration, OptionalPath, ProviderId, Section, Switch, about, form
 from nodeagent.errors import ConfigError
-from nodeagent.model import Role
 from nodeagent.model.kubernetes import ApiAccess
+from nodeagent.model.node import Role
 from nodeagent.record import Record, field
 from nodeagent.units import parse_bytes, parse_duration_s, parse_quantity
 

@@ -14,9 +14,8 @@ from nodeagent.cluster.failed_pods import FailedPodsTask
 from nodeagent.cluster.plan.node_status import SHUTTING_DOWN
 from nodeagent.cluster.pod_watch import PodWatchTask
 from nodeagent.cluster.session_task import RegistrationReporter
-from nodeagent.gc.loop import wait_for_any
-from nodeagent.loops.passes import PausedBy
-from nodeagent.model import Role
+from nodeagent.loops.passes import PausedBy, wait_for_any
+from nodeagent.model.node import Role
 from nodeagent.pods.role import ROLE_POLL_S
 from nodeagent.record import Record, replace
 from nodeagent.telemetry.logging import StateLog

@@ -10,9 +10,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.eviction.plan.state import EvictionState
-from nodeagent.gc.loop import wait_for_any
+from nodeagent.loops.passes import ShutdownAnnouncement, wait_for_any
 from nodeagent.loops.reload_grace import BY_RELOAD, ReloadGrace, StoredMode, grace_needed_s
-from nodeagent.loops.shutdown_announcement import ShutdownAnnouncement
 from nodeagent.pods.role import RoleWatch
 from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import Record
@@ -22,13 +21,13 @@ from nodeagent.units import format_bytes
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.clock import Clock
     from nodeagent.eviction.plan.preview import PreviewedEviction
     from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.gc.agent import Agent
     from nodeagent.loops.passes import LoopStatuses, PassLock
     from nodeagent.model.decision import Decision
     from nodeagent.settings.settings import Settings
+    from nodeagent.units import Clock
 
 _SWAP_POLL_S: Final = 0.2
 _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.common import ReasonDocument
-from nodeagent.daemon import control_documents as reload
+from nodeagent.daemon import documents as reload
 from nodeagent.daemon.context import SHOWN, DaemonContext, Reloaded, ReloadEffect, threshold_text
-from nodeagent.daemon.control_documents import EvictedPod, Grace, KindCount, MetThreshold, Reload
+from nodeagent.daemon.documents import EvictedPod, Grace, KindCount, MetThreshold, Reload
 from nodeagent.errors import NodeAgentError
-from nodeagent.eviction.plan.local_storage import has_limit
 from nodeagent.eviction.plan.preview import PreviewedEviction, first_victim, pods_over_limits
+from nodeagent.eviction.plan.ranking import has_limit
 from nodeagent.eviction.plan.state import Evaluation, EvictionState
 from nodeagent.eviction.plan.thresholds import MEANINGS, ThresholdStatus
 from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout
@@ -21,8 +21,8 @@ from nodeagent.gc.agent import Agent, open_agent
 from nodeagent.gc.documents import passes as gc
 from nodeagent.gc.pass_state import plans_for
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.model import Role
 from nodeagent.model.decision import Decision, ItemKind, Plan
+from nodeagent.model.node import Role
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

@@ -10,8 +10,8 @@ from nodeagent.daemon.context import DaemonContext, Reloaded, ReloadEffect
 from nodeagent.daemon.health import status_line
 from nodeagent.daemon.reload_preview import log_effect, preview_effect, until_stopped
 from nodeagent.errors import ConfigError
-from nodeagent.gc.loop import wait_for_any
 from nodeagent.guarded_call import GuardedCall, HangingCallError
+from nodeagent.loops.passes import wait_for_any
 from nodeagent.loops.reload_grace import grace_needed_s
 from nodeagent.record import replace
 from nodeagent.settings.loading import checked

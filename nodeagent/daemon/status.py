@@ -17,25 +17,26 @@ from nodeagent.daemon import documents
 from nodeagent.daemon.health import not_ready
 from nodeagent.daemon.report_document import NodeReport
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
+from nodeagent.eviction.documents import PodUsageDocument, Pressure, SignalDocument
 from nodeagent.eviction.plan.planner import eviction_order
 from nodeagent.eviction.plan.state import Evaluation, EvictionState
-from nodeagent.eviction.pressure_documents import PodUsageDocument, Pressure, SignalDocument
 from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache, SignalLayout, SignalReadings
-from nodeagent.gc.documents.holds import HoldFields
+from nodeagent.gc.documents.lists import HoldFields
 from nodeagent.gc.documents.readings import preview_collection
 from nodeagent.gc.hold_file import HoldFile
-from nodeagent.gc.plan.keep_rules import holds_in_force
+from nodeagent.gc.plan.image_protection import holds_in_force
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.node import node_name
 from nodeagent.loops import passes as loop_status
-from nodeagent.model import ImageFilesystem, Role, RoleDecision
 from nodeagent.model import pressure as model
+from nodeagent.model.node import Role, RoleDecision
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.gc.agent import Agent
     from nodeagent.model.pods import PodInventory
+    from nodeagent.model.runtime import ImageFilesystem
     from nodeagent.pods.reader import PodReader
     from nodeagent.settings.settings import Settings
 

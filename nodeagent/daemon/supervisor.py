@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.clock import SystemClock
 from nodeagent.cluster.task import kubernetes_tasks
 from nodeagent.daemon.context import DaemonContext, DaemonTask
 from nodeagent.daemon.control.server import ControlServer, refuse_second_agent
@@ -30,7 +29,7 @@ from nodeagent.gc.plan.breakdown import describe
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.lock import daemon_lock
 from nodeagent.host.systemd import Notifier, is_node_stopping
-from nodeagent.loops.passes import LoopStatuses, PassLock
+from nodeagent.loops.passes import LoopStatuses, PassLock, wait_for_any
 from nodeagent.loops.pause import PauseTask, restore_pause
 from nodeagent.loops.reload_grace import restore_grace
 from nodeagent.loops.unix_signals import handled
@@ -39,6 +38,7 @@ from nodeagent.runtime.connection import check_permission
 from nodeagent.settings.loading import write_last_settings
 from nodeagent.shutdown.task import InhibitorTask
 from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -183,7 +183,7 @@ async def serve_agents(context: DaemonContext) -> None:
             context.runtime_problem = str(error)
             # READY without a runtime: a unit that is ordered after nodeagent must not wait for a runtime.
             Notifier().ready(status_line(context))
-            await gc_loop.wait_for_any(runtime.lost(error), context.stop, context.renew)
+            await wait_for_any(runtime.lost(error), context.stop, context.renew)
 
 
 async def _stand_by(context: DaemonContext) -> None:
@@ -198,7 +198,7 @@ async def _stand_by(context: DaemonContext) -> None:
     )
     Notifier().ready(status_line(context))
     while not context.stop.is_set() and not context.renew.is_set():
-        await gc_loop.wait_for_any(_LONG_S, context.stop, context.renew)
+        await wait_for_any(_LONG_S, context.stop, context.renew)
 
 
 async def _serve_one_agent(context: DaemonContext) -> None:
@@ -263,7 +263,7 @@ async def _serve_one_agent(context: DaemonContext) -> None:
 async def _wait_for_effect(context: DaemonContext, agent: Agent) -> None:
     """Wait until the effect of a reload is logged; if a restart switched the mode, log the effect here."""
     while not (context.announced.is_set() or context.stop.is_set() or context.renew.is_set()):
-        await gc_loop.wait_for_any(_LONG_S, context.announced, context.stop, context.renew)
+        await wait_for_any(_LONG_S, context.announced, context.stop, context.renew)
     if context.grace.pending and not context.grace.announced and context.announced.is_set():
         effect = await log_reload_effect(agent, replace(agent.settings, dry_run=True), context.logger, context.stop)
         if effect is not None and not context.renew.is_set():
@@ -288,7 +288,7 @@ async def _wait_for_replacement(context: DaemonContext) -> None:
                 until=None if until is None else until.isoformat(timespec="seconds"),
             )
             deadline_s = now_s
-        await gc_loop.wait_for_any(GRACE_POLL_S if waits else _LONG_S, context.stop, context.renew)
+        await wait_for_any(GRACE_POLL_S if waits else _LONG_S, context.stop, context.renew)
 
 
 def _log_start(agent: Agent, logger: FilteringBoundLogger) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Awaitable, Callable, Set as AbstractSet
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol

@@ -30,18 +30,19 @@ from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cgroups import read_processes
 from nodeagent.kube.api_client import ApiClient, ApiRequest
 from nodeagent.kube.api_credentials import ApiCredentials
-from nodeagent.model import Container, ContainerState, Role
-from nodeagent.pods.plan.definitions import ANNOTATION_MIRROR
+from nodeagent.model.node import Role
+from nodeagent.model.runtime import Container, ContainerState
+from nodeagent.pods.plan.facts import ANNOTATION_MIRROR
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.eviction.plan.effects import Victim
     from nodeagent.eviction.plan.policy import EvictionPolicy
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.gc.agent import Agent
     from nodeagent.model.pods import PodHandle, PodInventory, PodSpec
     from nodeagent.pods.watched import WatchedPods
+    from nodeagent.units import Clock
 
 POLL_S: Final = 0.2
 NEWER_WITHIN_S: Final = 2.0

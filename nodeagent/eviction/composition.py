@@ -24,20 +24,20 @@ from nodeagent.eviction.reclaimer import ImageObservation, Reclaimer
 from nodeagent.eviction.reporting import EvictionReporter
 from nodeagent.eviction.signals import EvictionSignalReader, SignalMonitor
 from nodeagent.gc.executor import PassEnd, PassReport, Result
-from nodeagent.gc.logs import HostLogs
-from nodeagent.gc.loop import log_result, log_start, wait_for_any
+from nodeagent.gc.loop import log_result, log_start
 from nodeagent.gc.pass_state import Preview, make_visible
+from nodeagent.gc.removers import HostLogs
 from nodeagent.host.cgroups import is_populated, list_children, read_processes
 from nodeagent.host.pod_disk import find_upper_directories, snapshotter_of
 from nodeagent.host.processes import kill_processes
 from nodeagent.host.psi_triggers import PressureTriggers
 from nodeagent.loops.memory import lock_memory
-from nodeagent.model import Role
+from nodeagent.loops.passes import wait_for_any
 from nodeagent.model.decision import ItemKind
+from nodeagent.model.node import Role
 from nodeagent.pods.role import ROLE_POLL_S
 from nodeagent.record import Record
-from nodeagent.store.history import PastAction, PastPass
-from nodeagent.store.write_ahead import PLANNED, RUNNING, UNKNOWN
+from nodeagent.store.history import PLANNED, RUNNING, UNKNOWN, PastAction, PastPass
 from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
 from nodeagent.gc.pass_state import make_visible
 from nodeagent.host.pod_disk import large_file
-from nodeagent.model import Container, ContainerState, LogOpeners, LogTree, Sandbox
+from nodeagent.model.node import LogOpeners, LogTree
+from nodeagent.model.runtime import Container, ContainerState, Sandbox
 from nodeagent.record import Record
 
 if TYPE_CHECKING:

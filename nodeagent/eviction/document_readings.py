@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.eviction.effects import EvictionFile
-from nodeagent.eviction.plan.grammar import parse_thresholds
+from nodeagent.eviction.plan.effects import SAMPLE_EVERY_S, UsageSample
 from nodeagent.eviction.plan.planner import plan_eviction
 from nodeagent.eviction.plan.preview import plans_around_reclaim
-from nodeagent.eviction.plan.relief import SAMPLE_EVERY_S, UsageSample
 from nodeagent.eviction.plan.state import EvictionState
-from nodeagent.eviction.plan.thresholds import MEANINGS, Amount
+from nodeagent.eviction.plan.thresholds import MEANINGS, Amount, parse_thresholds
 from nodeagent.eviction.signals import EvictionSignalReader
 from nodeagent.host.node import boot_id
-from nodeagent.model import Role
 from nodeagent.model.decision import ReasonCode
+from nodeagent.model.node import Role
 from nodeagent.model.pressure import Measurand, Signal, SignalReading
 from nodeagent.record import replace
 

@@ -21,9 +21,9 @@ from nodeagent.guarded_call import call_kernel
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.model.pods import PodHandle, PodInventory
+    from nodeagent.units import Clock
 
 POLL_S: Final = 0.05
 _SHOWN: Final = 5

@@ -18,8 +18,8 @@ from nodeagent.model.pressure import MemorySource, Moment, OtherImageFilesystem,
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
-    from nodeagent.model import FsObservation
+    from nodeagent.model.runtime import FsObservation
+    from nodeagent.units import Clock
 
 _ROOT: Final = Path("/")
 _NO_LIMIT: Final = 1 << 62  # Source: kubelet, a larger memory limit means unlimited

@@ -24,9 +24,10 @@ from nodeagent.eviction.plan.preview import FALLING_S, SOONEST_S
 from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.eviction.pod_eviction import SLACK_S, may_act
 from nodeagent.eviction.signals import RATE_S, SignalReadings
-from nodeagent.gc.loop import RuntimeWatch, wait_for_any
+from nodeagent.gc.loop import RuntimeWatch
 from nodeagent.guarded_call import start_kernel_threads
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
+from nodeagent.loops.passes import wait_for_any
 from nodeagent.record import replace
 from nodeagent.telemetry.logging import stable
 

@@ -18,10 +18,10 @@ from nodeagent.host.cgroups import CgroupCache, is_writable, read_cache, reclaim
 from nodeagent.model.pressure import PodFacts, QosClass, Signal, SignalReading
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.eviction.actions import Monitors
     from nodeagent.eviction.plan.thresholds import Threshold, ThresholdStatus
     from nodeagent.model.pods import PodHandle, PodInventory
+    from nodeagent.units import Clock
 
 WITHIN_S: Final = 5.0
 _WATCH_S: Final = 0.1

@@ -9,8 +9,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.effects import pod_fields
-from nodeagent.eviction.plan.local_storage import has_limit
 from nodeagent.eviction.plan.preview import SOONEST_S
+from nodeagent.eviction.plan.ranking import has_limit
 from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cgroups import read_oom_kills
 from nodeagent.model.pods import ContainerHandle
@@ -18,10 +18,10 @@ from nodeagent.model.pods import ContainerHandle
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.clock import Clock
     from nodeagent.eviction.reporting import EvictionReporter
     from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import PodFacts
+    from nodeagent.units import Clock
 
 _WARM_NEAR_S: Final = 2.0
 _WARM_FAR_S: Final = 30.0

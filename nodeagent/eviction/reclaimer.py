@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set as AbstractSet
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -17,15 +16,16 @@ from nodeagent.gc.plan.image_protection import Irreplaceable
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.planner import plan_containers
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
-from nodeagent.model import NodeSnapshot, Sandbox
 from nodeagent.model.decision import ItemKind, Plan, ReasonCode
+from nodeagent.model.node import NodeSnapshot
 from nodeagent.model.pressure import FilesystemRole, OtherImageFilesystem
 from nodeagent.pods.usage import total
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.gc.plan.image_targets import SpaceNeeded
+    from nodeagent.model.runtime import Sandbox
+    from nodeagent.units import Clock
 
 IMAGE_ACTIONS: Final = frozenset({ReclaimAction.UNUSED_IMAGES, ReclaimAction.IRREPLACEABLE_IMAGES})
 _SMALL = frozenset({ItemKind.SANDBOX, ItemKind.CONTAINER_LOG_LINK})

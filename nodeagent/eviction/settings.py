@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from nodeagent.config.validation import Count, Duration, Percent, Period, PsiWindow, Section, Switch, about, form
-from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.eviction.plan.policy import EvictionPolicy
-from nodeagent.eviction.plan.thresholds import DEFAULT_HARD, MEANINGS, Threshold, Unit
-from nodeagent.model import Role
+from nodeagent.eviction.plan.thresholds import DEFAULT_HARD, MEANINGS, Threshold, Unit, parse_thresholds
+from nodeagent.model.node import Role
 from nodeagent.model.pressure import MemorySource
 from nodeagent.record import Record, field
 from nodeagent.units import parse_duration_s

@@ -7,8 +7,7 @@ reader.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Awaitable, Callable, Iterable, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -32,16 +31,16 @@ from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.meminfo import MemoryReader
-from nodeagent.model import ImageFilesystem
 from nodeagent.model.pressure import FilesystemLayout, Moment, OtherImageFilesystem, SignalReading
+from nodeagent.model.runtime import ImageFilesystem
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.eviction.reporting import EvictionReporter
     from nodeagent.eviction.settings import EvictionSettings
     from nodeagent.runtime.cri import CriClient
+    from nodeagent.units import Clock
 
 FindImageFilesystems = Callable[[], Awaitable[tuple[ImageFilesystem, ...]]]
 

@@ -13,7 +13,6 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.clock import Clock, SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.agent_parts import open_parts, pass_lock
 from nodeagent.gc.collector import MAX_ROUNDS, Collector
@@ -21,27 +20,36 @@ from nodeagent.gc.executor import BatchRemover, DryRunWatch, PassEnd, PassReport
 from nodeagent.gc.guard import DEFAULT_SETTLE_S, HURRIED_SETTLE_S, CurrentReader
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.image_removers import TransactionalImageRemover
-from nodeagent.gc.logs import HostLogs, LeakRemover, LogLinkRemover, PodLogRemover
 from nodeagent.gc.pass_history import HistoryRecorder, HistoryWriter, PassStart, past_pass, past_undo
 from nodeagent.gc.pass_state import Preview, UndoTerms
 from nodeagent.gc.plan.consistency import plan_leaks
 from nodeagent.gc.plan.policy import GCPolicy, Scope
 from nodeagent.gc.plan.saved_plan import plan_id as make_plan_id
-from nodeagent.gc.removers import ContainerRemover, ImageRemover, ImageRemoverWithoutLeases, SandboxRemover
+from nodeagent.gc.removers import (
+    ContainerRemover,
+    HostLogs,
+    ImageRemover,
+    ImageRemoverWithoutLeases,
+    LeakRemover,
+    LogLinkRemover,
+    PodLogRemover,
+    SandboxRemover,
+)
 from nodeagent.gc.restore import ImageUndo, NotUndoableError, RemovalRecovery, UndoReport
 from nodeagent.gc.snapshot.usage import read_breakdown
 from nodeagent.host.lock import process_lock
 from nodeagent.host.node import boot_id
 from nodeagent.host.processes import is_running, own_process
 from nodeagent.loops.clock_reading import read_clocks
-from nodeagent.model import Hold, NodeSnapshot, PodImages, Role, RoleDecision, UnreferencedPiece
 from nodeagent.model.decision import ItemKind
+from nodeagent.model.node import Hold, NodeSnapshot, PodImages, Role, RoleDecision
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.role import RoleWatch
 from nodeagent.record import Record, replace
 from nodeagent.runtime.cri import CriClient, mounts_images
 from nodeagent.runtime.storage_backend import CriOnlyStorage, StorageBackend
 from nodeagent.store.history import History, configured_retention
+from nodeagent.units import Clock, SystemClock
 
 if TYPE_CHECKING:
     import threading
@@ -50,6 +58,7 @@ if TYPE_CHECKING:
 
     from nodeagent.gc.plan.breakdown import Breakdown
     from nodeagent.gc.snapshot.node import NodeSnapshotReader
+    from nodeagent.model.runtime import UnreferencedPiece
     from nodeagent.pods.reader import PodReader
     from nodeagent.pods.sources import BoundPods
     from nodeagent.pods.watched import WatchedPods

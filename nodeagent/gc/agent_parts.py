@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.clock import Clock, SystemClock
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.pass_state import Preview, preview_pass
 from nodeagent.gc.snapshot.node import NodeSnapshotReader, StoredSnapshotUsage
@@ -22,7 +21,7 @@ from nodeagent.host.database_revision import read_database_revision
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import lock_identity
 from nodeagent.host.node import boot_id
-from nodeagent.kube.manifests import ManifestReader
+from nodeagent.kube.kubelet_pods import ManifestReader
 from nodeagent.loops.clock_reading import read_clocks
 from nodeagent.pods.images import PodImageReader, make_bound_pods
 from nodeagent.pods.role import RoleWatch
@@ -36,11 +35,13 @@ from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage,
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.store.database import Store
 from nodeagent.store.observation import gap_limits
+from nodeagent.units import Clock, SystemClock
 
 if TYPE_CHECKING:
     from nodeagent.gc.plan.policy import Scope
     from nodeagent.gc.snapshot.images import PodImageSource
-    from nodeagent.model import FsObservation, Role
+    from nodeagent.model.node import Role
+    from nodeagent.model.runtime import FsObservation
     from nodeagent.pods.sources import BoundPods
     from nodeagent.settings.settings import Settings
 

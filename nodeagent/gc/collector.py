@@ -12,43 +12,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.gc.executor import (
-    BatchRemover,
-    DryRunRemover,
-    Interrupted,
-    MeasuredFilesystem,
-    Outcome,
-    PassEnd,
-    PassReport,
-    Remover,
-    Result,
-    carry_out,
-)
-from nodeagent.gc.pass_state import (
-    Measurement,
-    PassProgress,
-    Preview,
-    SnapshotReader,
-    is_relieved,
-    plans_for_saved,
-    preview_pass,
-    readings_of,
-    undo_terms,
-)
+from nodeagent.gc import executor, pass_state
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import GCPolicy, Scope
 from nodeagent.model.decision import Accounting, Decision, ItemKind, ReasonCode
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.gc.pass_history import HistoryRecorder
     from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
     from nodeagent.gc.restore import ImageUndo
-    from nodeagent.model import FsObservation
+    from nodeagent.model.runtime import FsObservation
+    from nodeagent.units import Clock
 
 
-MakeRemovers = Callable[..., Mapping[ItemKind, Remover | BatchRemover]]
+MakeRemovers = Callable[..., Mapping[ItemKind, executor.Remover | executor.BatchRemover]]
 
 
 MAX_ROUNDS = 5
@@ -73,7 +51,7 @@ class Collector(Record):
         dry_run: whether passes only report the planned removals.
     """
 
-    observer: SnapshotReader
+    observer: pass_state.SnapshotReader
     make_removers: MakeRemovers
     policy: GCPolicy
     clock: Clock
@@ -83,19 +61,19 @@ class Collector(Record):
     undo: ImageUndo | None = None
     dry_run: bool = False
 
-    async def prepare(self, scope: Scope) -> Preview:
+    async def prepare(self, scope: Scope) -> pass_state.Preview:
         """Complete interrupted removals, then observe and plan a pass."""
         await self._recover()
         return await self.preview(scope)
 
-    async def preview(self, scope: Scope) -> Preview:
+    async def preview(self, scope: Scope) -> pass_state.Preview:
         """Observe and plan without any change to the node.
 
         Interrupted removals are not completed, since their completion takes seconds and requires the pass lock.
         """
-        return await preview_pass(self.observer, self.policy, scope)
+        return await pass_state.preview_pass(self.observer, self.policy, scope)
 
-    async def prepare_saved(self, saved: SavedPlan) -> tuple[Preview, tuple[Drift, ...]]:
+    async def prepare_saved(self, saved: SavedPlan) -> tuple[pass_state.Preview, tuple[Drift, ...]]:
         """Complete interrupted removals, then observe and plan the removals of a saved plan.
 
         Returns:
@@ -103,19 +81,19 @@ class Collector(Record):
         """
         await self._recover()
         snapshot = await self.observer.observe(saved.scope)
-        plans, drift = await asyncio.to_thread(plans_for_saved, saved, snapshot, self.policy)
-        return Preview(saved.scope, snapshot, plans), drift
+        plans, drift = await asyncio.to_thread(pass_state.plans_for_saved, saved, snapshot, self.policy)
+        return pass_state.Preview(saved.scope, snapshot, plans), drift
 
     async def run(  # noqa: PLR0913 - the options of a pass
         self,
-        preview: Preview,
+        preview: pass_state.Preview,
         *,
         trigger: str,
         stop: asyncio.Event,
         max_rounds: int = MAX_ROUNDS,
-        on_result: Callable[[Result], None] = lambda _: None,
+        on_result: Callable[[executor.Result], None] = lambda _: None,
         recorder: HistoryRecorder | None = None,
-    ) -> PassReport:
+    ) -> executor.PassReport:
         """Carry out the plans of a preview, then further rounds while a shortfall remains.
 
         Args:
@@ -128,14 +106,14 @@ class Collector(Record):
         """
         recorder = None if self.dry_run else recorder
 
-        def record(result: Result) -> None:
+        def record(result: executor.Result) -> None:
             if recorder is not None:
                 recorder.record(result)
             on_result(result)
 
         started_s = self.clock.monotonic_s() - preview.snapshot.reading_s
-        progress = PassProgress(self.clock.now(), preview, trigger)
-        current: Preview | None = preview
+        progress = pass_state.PassProgress(self.clock.now(), preview, trigger)
+        current: pass_state.Preview | None = preview
         while current is not None:
             progress.plans.extend(current.plans)
             if recorder is not None and current.acts:
@@ -144,7 +122,7 @@ class Collector(Record):
                 break
             removers = self._removers(progress, current)
             try:
-                results = await carry_out(
+                results = await executor.carry_out(
                     current.removals,
                     removers,
                     clock=self.clock,
@@ -152,34 +130,38 @@ class Collector(Record):
                     enough=None if trigger == EVICTION_TRIGGER else self._enough(current),
                     on_result=record,
                 )
-            except Interrupted as interrupted:
+            except executor.Interrupted as interrupted:
                 progress.results.extend(interrupted.results)
-                progress.end = PassEnd.CANCELLED, "stopped between two items"
+                progress.end = executor.PassEnd.CANCELLED, "stopped between two items"
                 if interrupted.lost:
-                    progress.end = PassEnd.RUNTIME_LOST, interrupted.lost
+                    progress.end = executor.PassEnd.RUNTIME_LOST, interrupted.lost
                 break
             finally:
-                batches = [each for each in removers.values() if isinstance(each, BatchRemover)]
+                batches = [each for each in removers.values() if isinstance(each, executor.BatchRemover)]
                 progress.settled_s += sum(each.settled_s for each in batches)
             progress.results.extend(results)
             progress.rounds += 1
             current = await self._next_round(progress, current, results, max_rounds, stop)
         return await self._report(progress, started_s, stop)
 
-    def _removers(self, progress: PassProgress, current: Preview) -> Mapping[ItemKind, Remover | BatchRemover]:
+    def _removers(
+        self, progress: pass_state.PassProgress, current: pass_state.Preview
+    ) -> Mapping[ItemKind, executor.Remover | executor.BatchRemover]:
         if self.dry_run:
-            return dict.fromkeys(ItemKind, DryRunRemover())
+            return dict.fromkeys(ItemKind, executor.DryRunRemover())
         hurried = progress.trigger == EVICTION_TRIGGER
         undo = None
         if self.undo is not None:
-            undo = undo_terms(progress.id, progress.trigger, self.undo.window, space_needed=current.ends_undo)
+            undo = pass_state.undo_terms(
+                progress.id, progress.trigger, self.undo.window, space_needed=current.ends_undo
+            )
         return self.make_removers(current.snapshot, self.policy, hurried=hurried, undo=undo)
 
     async def _recover(self) -> None:
         if self.recover is not None and not self.dry_run:
             await self.recover()
 
-    async def _collected(self, progress: PassProgress, current: Preview) -> bool:
+    async def _collected(self, progress: pass_state.PassProgress, current: pass_state.Preview) -> bool:
         """End undo windows and run the runtime's garbage collection if the plan relies on their space.
 
         Returns:
@@ -193,9 +175,11 @@ class Collector(Record):
             if ended or current.pending_bytes:
                 await self.collect_garbage()
         except RuntimeUnavailableError as error:
-            progress.end = PassEnd.RUNTIME_LOST, str(error)
+            progress.end = executor.PassEnd.RUNTIME_LOST, str(error)
             detail = f"runtime unavailable: {error}"
-            progress.results.extend(Result(each, Outcome.NOT_ATTEMPTED, detail) for each in current.removals)
+            progress.results.extend(
+                executor.Result(each, executor.Outcome.NOT_ATTEMPTED, detail) for each in current.removals
+            )
             return False
         except NodeAgentError as error:
             progress.warnings.append(f"unreferenced content not collected: {error}")
@@ -203,14 +187,14 @@ class Collector(Record):
             progress.collected_bytes += max(0, current.pending_bytes - own_bytes)
         return True
 
-    def _enough(self, current: Preview) -> Callable[[Decision], bool] | None:
+    def _enough(self, current: pass_state.Preview) -> Callable[[Decision], bool] | None:
         """Return a check that skips removals for space once the measured usage has reached the low threshold.
 
         The check measures before each removal: with upper-bound accounting, predicted sizes can also be far too small,
         since the runtime reports compressed content. With exact accounting, the limit is one percent lower, so that the
         rounded percentage skips no planned removal. The result is ``None`` in a dry run and without a reading.
         """
-        observed = readings_of(current.snapshot)
+        observed = pass_state.readings_of(current.snapshot)
         if self.dry_run or not observed:
             return None
         exact = any(plan.accounting is Accounting.LAYERS for plan in current.plans)
@@ -222,21 +206,26 @@ class Collector(Record):
                 return False
             paths = targets or [each.path for each in observed]
             own = [path for path in paths if decision.bytes_on(path)]
-            return is_relieved(own or paths, self.read_filesystem, low)
+            return pass_state.is_relieved(own or paths, self.read_filesystem, low)
 
         return enough
 
     async def _next_round(
-        self, progress: PassProgress, current: Preview, results: Sequence[Result], max_rounds: int, stop: asyncio.Event
-    ) -> Preview | None:
+        self,
+        progress: pass_state.PassProgress,
+        current: pass_state.Preview,
+        results: Sequence[executor.Result],
+        max_rounds: int,
+        stop: asyncio.Event,
+    ) -> pass_state.Preview | None:
         """Return the preview of a further round, for images only; ``None`` if no round is needed or possible."""
-        if self.dry_run or current.scope is Scope.CONTAINERS or not readings_of(current.snapshot):
+        if self.dry_run or current.scope is Scope.CONTAINERS or not pass_state.readings_of(current.snapshot):
             return None
         if progress.rounds >= max_rounds or not any(result.decision.kind is ItemKind.IMAGE for result in results):
             return None
         low = self.policy.images.low_threshold_percent
         try:
-            if not await Measurement(progress, self.read_filesystem, stop).missing_bytes(low):
+            if not await pass_state.Measurement(progress, self.read_filesystem, stop).missing_bytes(low):
                 return None
             snapshot = await self.observer.observe(Scope.IMAGES)
         except NodeAgentError as error:
@@ -247,12 +236,14 @@ class Collector(Record):
         if not plan.removals:
             progress.last_plan = plan
             return None
-        return Preview(Scope.IMAGES, snapshot, (plan,))
+        return pass_state.Preview(Scope.IMAGES, snapshot, (plan,))
 
-    async def _report(self, progress: PassProgress, started_s: float, stop: asyncio.Event) -> PassReport:
+    async def _report(
+        self, progress: pass_state.PassProgress, started_s: float, stop: asyncio.Event
+    ) -> executor.PassReport:
         hurried = progress.trigger == EVICTION_TRIGGER
-        measurement = Measurement(progress, self.read_filesystem, stop, hurried=hurried)
-        measured: tuple[MeasuredFilesystem, ...] = ()
+        measurement = pass_state.Measurement(progress, self.read_filesystem, stop, hurried=hurried)
+        measured: tuple[executor.MeasuredFilesystem, ...] = ()
         if not self.dry_run:
             try:
                 measured = await measurement.read()
@@ -263,16 +254,19 @@ class Collector(Record):
         return progress.report(end, duration_s=duration_s, dry_run=self.dry_run, measured=measured)
 
     def _end(
-        self, progress: PassProgress, measurement: Measurement, measured: Sequence[MeasuredFilesystem]
-    ) -> tuple[PassEnd, str]:
+        self,
+        progress: pass_state.PassProgress,
+        measurement: pass_state.Measurement,
+        measured: Sequence[executor.MeasuredFilesystem],
+    ) -> tuple[executor.PassEnd, str]:
         if self.dry_run:
             return progress.preview.predicted_end
         blocked = [plan.blocked for plan in progress.plans if plan.blocked]
         if blocked:
-            return PassEnd.REFUSED, "; ".join(blocked)
+            return executor.PassEnd.REFUSED, "; ".join(blocked)
         shortfall = measurement.shortfall_detail(measured, self.policy.images.low_threshold_percent)
         if shortfall:
-            return PassEnd.SHORTFALL, shortfall
+            return executor.PassEnd.SHORTFALL, shortfall
         if not progress.results and not progress.collected_bytes:
-            return PassEnd.NOTHING_TO_DO, ""
-        return PassEnd.COMPLETE, ""
+            return executor.PassEnd.NOTHING_TO_DO, ""
+        return executor.PassEnd.COMPLETE, ""

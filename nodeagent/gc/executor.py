@@ -17,9 +17,9 @@ from nodeagent.record import Record, field, replace
 if TYPE_CHECKING:
     import asyncio
 
-    from nodeagent.clock import Clock
-    from nodeagent.model import FsObservation
     from nodeagent.model.decision import Decision, ItemKind, Plan, ReasonCode
+    from nodeagent.model.runtime import FsObservation
+    from nodeagent.units import Clock
 
 T = TypeVar("T")
 

@@ -31,12 +31,13 @@ from nodeagent.record import Record, replace
 from nodeagent.runtime.storage_graph import is_pinned, unlisted_containers
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
-    from nodeagent.model import Container, Image, NodeSnapshot, PodImages, Sandbox
-    from nodeagent.runtime.containerd_records import StoredImage
-    from nodeagent.runtime.creations import CreationLeases
+    from nodeagent.model.node import NodeSnapshot, PodImages
+    from nodeagent.model.runtime import Container, Image, Sandbox
+    from nodeagent.runtime.containerd import StoredImage
     from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.leases import CreationLeases
     from nodeagent.runtime.storage_backend import StorageBackend
+    from nodeagent.units import Clock
 
 _CONCURRENCY = 8
 

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import Meta
 
 from nodeagent.errors import StoreError, UsageError
-from nodeagent.gc.plan.image_protection import length_from_wildcard
-from nodeagent.gc.plan.keep_rules import has_ended
-from nodeagent.model import Hold  # noqa: TC001 - the fields of a stored record are evaluated
+from nodeagent.gc.plan.image_protection import has_ended, length_from_wildcard
+from nodeagent.model.node import Hold  # noqa: TC001 - the fields of a stored record are evaluated
 from nodeagent.record import Record, replace
 from nodeagent.schemas import SchemaId
 from nodeagent.store.json_file import JsonFile
 
 if TYPE_CHECKING:
-    from nodeagent.model import ClockTrust
+    from nodeagent.model.clock import ClockTrust
 
 FILE_NAME: Final = "holds.json"
 _NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)

@@ -30,14 +30,15 @@ from nodeagent.runtime.leases import MAX_LABELS_BYTES, ImageName
 from nodeagent.runtime.storage_graph import is_pinned
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.gc.pass_state import UndoTerms
     from nodeagent.gc.plan.policy import ImageGCPolicy
-    from nodeagent.model import Hold, Image, NodeSnapshot
     from nodeagent.model.decision import Decision
-    from nodeagent.runtime.containerd_records import StoredImage
+    from nodeagent.model.node import Hold, NodeSnapshot
+    from nodeagent.model.runtime import Image
+    from nodeagent.runtime.containerd import StoredImage
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
+    from nodeagent.units import Clock
 
 
 def names_by_image(

@@ -6,7 +6,6 @@ back-off and the loss is logged once, not once per attempt.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -17,10 +16,13 @@ from msgspec.structs import asdict
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.gc.executor import Changes, Outcome, PassEnd, PassReport, Result
 from nodeagent.loops.memory import release_memory
+from nodeagent.loops.passes import wait_for_any
 from nodeagent.model.decision import Verdict
 from nodeagent.telemetry.logging import StateLog, stable
 
 if TYPE_CHECKING:
+    import asyncio
+
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.gc.pass_history import PassStart
@@ -46,17 +48,6 @@ class Pass(Protocol):
             RuntimeUnavailableError: the runtime does not answer.
             NodeAgentError: a reading failed or was contradictory.
         """
-
-
-async def wait_for_any(seconds: float, *events: asyncio.Event) -> bool:
-    """Wait until one of the events is set, at most ``seconds``; return whether one is set."""
-    waits = [asyncio.ensure_future(each.wait()) for each in events]
-    try:
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-    return any(each.is_set() for each in events)
 
 
 class RuntimeWatch:

@@ -12,15 +12,14 @@ from nodeagent.gc.executor import PassEnd, PassReport, Result
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import Decision, ItemKind
 from nodeagent.record import Record, equal_fields, replace
-from nodeagent.store.history import History, PastAction, PastPass
-from nodeagent.store.write_ahead import PLANNED, RUNNING
+from nodeagent.store.history import PLANNED, RUNNING, History, PastAction, PastPass
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.gc.pass_state import PassProgress, Preview
     from nodeagent.gc.restore import UndoReport
-    from nodeagent.model import NodeSnapshot
-    from nodeagent.store.pass_tables import Retention
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.store.history import Retention
+    from nodeagent.units import Clock
 
 UNDO: Final = "undo"
 """Trigger and reason of an undo in the history."""

@@ -25,7 +25,8 @@ from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
-    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import FsObservation
     from nodeagent.settings.settings import Settings
 
 

@@ -25,10 +25,10 @@ from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.leases import ImageName, OpenRemoval, Restored, UndoableRemoval
     from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
+    from nodeagent.units import Clock
 
 _STABLE_S: Final = 3.0
 _MAX_ROUNDS: Final = 5

@@ -27,18 +27,19 @@ from nodeagent.gc.guard import Settled, Waits, settle
 from nodeagent.record import Record
 from nodeagent.runtime.connection import run_bounded
 from nodeagent.runtime.leases import ImageName, Restored, holder_of, is_disk_full
-from nodeagent.runtime.metadata_graph import SNAPSHOTS
+from nodeagent.runtime.namespace_lists import SNAPSHOTS
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.gc.pass_state import UndoTerms
-    from nodeagent.model import ClockTrust, Image
+    from nodeagent.model.clock import ClockTrust
     from nodeagent.model.decision import Decision
-    from nodeagent.runtime.containerd_records import StoredImage
+    from nodeagent.model.runtime import Image
+    from nodeagent.runtime.containerd import StoredImage
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
     from nodeagent.runtime.storage_graph import ImageExtent
+    from nodeagent.units import Clock
 
 WINDOW: Final = timedelta(hours=24)
 """Lifetime of a transaction's lease, after which containerd deletes the lease; the same as containerd's default."""

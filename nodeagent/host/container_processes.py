@@ -26,7 +26,7 @@ from nodeagent.host.cgroups import read_cpu_us
 from nodeagent.host.processes import ProcessStat, read_cgroup_names, read_stat, signal_member
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
+    from nodeagent.units import Clock
 
 MAX_DIRECTORIES: Final = 100_000
 """Maximum number of cgroups to read."""

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.files import closing_descriptor
-from nodeagent.model import FsObservation
+from nodeagent.model.runtime import FsObservation
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
+    from nodeagent.units import Clock
 
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 

@@ -34,7 +34,7 @@ from nodeagent.host.sockets import ListenerReader
 from nodeagent.model.node import KubeletProcess, KubeletTraces
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
+    from nodeagent.units import Clock
 
 _NO_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 _MAX_PATHS_FROM_OPTIONS: Final = 64

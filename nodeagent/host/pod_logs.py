@@ -33,12 +33,11 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import NodeAgentError, ObservationError
 from nodeagent.files import closing_descriptor
 from nodeagent.host.filesystems import mount_id
-from nodeagent.model import ContainerLogLink, LogOpeners, LogTree, PodLogDirectory
-from nodeagent.model.node import LogSpace
+from nodeagent.model.node import ContainerLogLink, LogOpeners, LogSpace, LogTree, PodLogDirectory
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
+    from nodeagent.units import Clock
 
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{3,252}")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{6,128}")

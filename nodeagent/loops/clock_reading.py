@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.host.node import boot_id as read_boot_id
-from nodeagent.model import ClockTrust, ContainerState, NodeSnapshot
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.store.database import Store
 from nodeagent.store.observation import ItemKey
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
+    from nodeagent.model.clock import ClockTrust
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.units import Clock
 
 # Module constants, since a lookup in the enum class takes ten times as long.
 _RUNNING: Final = ContainerState.RUNNING

@@ -1,11 +1,15 @@
-"""The lock of passes, and the status of every loop and task for the watchdog, the status document and metrics."""
+"""Shared by the tasks of the daemon: the lock of passes, the status of every loop, the announcement of a shutdown.
+
+The watchdog, the status document and metrics show the statuses. A graceful shutdown waits a bounded time for its
+announcement to the API server.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
+    from nodeagent.units import Clock
 
 
 class PausedBy(StrEnum):
@@ -219,3 +223,60 @@ class LoopStatuses:
 
     def _status(self, name: str) -> LoopStatus:
         return self._by_name.setdefault(name, LoopStatus(name))
+
+
+async def wait_for_any(seconds: float, *events: asyncio.Event) -> bool:
+    """Wait until one of the events is set, at most ``seconds``; return whether one is set."""
+    waits = [asyncio.ensure_future(each.wait()) for each in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return any(each.is_set() for each in events)
+
+
+class AnnouncedPart(StrEnum):
+    """Parts of the Node object that announce a shutdown."""
+
+    STATUS = "status"
+    CORDON = "cordon"
+
+
+class ShutdownAnnouncement:
+    """Whether the API server knows of the shutdown in progress; nothing is announced without a registered node."""
+
+    def __init__(self) -> None:
+        """Create an announcement without expected parts."""
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._open: set[AnnouncedPart] = set()
+
+    def begin(self) -> None:
+        """Expect every part, from now on and for each shutdown."""
+        self._open = set(AnnouncedPart)
+        self._settled.clear()
+
+    def settle(self, part: AnnouncedPart) -> None:
+        """Expect a part no longer: it was written, or refused in a way that another attempt does not change."""
+        self._open.discard(part)
+        if not self._open:
+            self._settled.set()
+
+    def expect(self, part: AnnouncedPart) -> None:
+        """Expect a part again, as after a cancelled shutdown."""
+        self._open.add(part)
+        self._settled.clear()
+
+    def end(self) -> None:
+        """Expect nothing any longer."""
+        self._open = set()
+        self._settled.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until every expected part is settled, at most this time; return whether it is."""
+        if not self._settled.is_set() and seconds > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._settled.wait()
+        return self._settled.is_set()

@@ -19,9 +19,9 @@ from nodeagent.store.json_file import JsonFile
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.clock import Clock
     from nodeagent.loops.passes import PassLock
     from nodeagent.settings.settings import Settings
+    from nodeagent.units import Clock
 
 FILE_NAME: Final = "mode.json"
 

@@ -12,8 +12,16 @@ from nodeagent.record import Record, Time, field
 
 if TYPE_CHECKING:
     from nodeagent.model.pods import PodList
-    from nodeagent.model.runtime import Container, Image, ImageUsage, ListContradiction, Sandbox
-    from nodeagent.model.storage import FsObservation, ImageFilesystem, StorageGraph
+    from nodeagent.model.runtime import (
+        Container,
+        FsObservation,
+        Image,
+        ImageFilesystem,
+        ImageUsage,
+        ListContradiction,
+        Sandbox,
+        StorageGraph,
+    )
 
 
 class Role(StrEnum):

@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model import NO_POD_IMAGES, PodImages
+from nodeagent.model.node import NO_POD_IMAGES, PodImages
 from nodeagent.model.pods import ENDED, Completeness, PodSpec
 from nodeagent.pods.sources import MAX_AGE_S, BoundPods, ManifestLister, SandboxLister
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.pods.settings import KubeletSettings
     from nodeagent.pods.watched import WatchedPods
+    from nodeagent.units import Clock
 
 _MANIFESTS_S: Final = 5.0
 

@@ -19,39 +19,24 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.sockets import port_owners
-from nodeagent.kube.kubelet_pods import KubeletListing, KubeletPods, PodLister
-from nodeagent.kube.manifests import ManifestReader
-from nodeagent.model import Container, ContainerState, Role, Sandbox
+from nodeagent.kube.kubelet_pods import KubeletListing, KubeletPods, ManifestReader, PodLister
+from nodeagent.model.node import Role
 from nodeagent.model.pods import ContainerTraits, PodHandle, PodInventory, PodReading, RuntimePod
 from nodeagent.model.pressure import LayerUsage, Moment
-from nodeagent.pods.disk_usage import (
-    AT_LEAST_ZERO,
-    DiskUsage,
-    ExitedLayers,
-    MeasureLayer,
-    PodDiskReader,
-    measure_missing,
-    replace_layers,
-    with_disk_usage,
-    with_further_layers,
-    with_layers,
-    with_stats,
-)
-from nodeagent.pods.plan.facts import group_pods, ignored_marks, merge_facts
-from nodeagent.pods.plan.inference import qos_of_cgroup, shutdown_pods
+from nodeagent.model.runtime import Container, ContainerState, Sandbox
+from nodeagent.pods import usage as pod_usage
+from nodeagent.pods.plan.facts import group_pods, ignored_marks, merge_facts, qos_of_cgroup, shutdown_pods
 from nodeagent.pods.sources import PodDefinitions
-from nodeagent.pods.usage import PodCgroups
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all
-from nodeagent.runtime.long_lists import is_too_large
+from nodeagent.runtime.lists import is_too_large
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.model.kubernetes import KubeletAccess
     from nodeagent.pods.watched import WatchedPods
-    from nodeagent.runtime.cri import CriClient
-    from nodeagent.runtime.cri_messages import ContainerDetails, ContainerUsage, SandboxDetails
+    from nodeagent.runtime.cri import ContainerDetails, ContainerUsage, CriClient, SandboxDetails
     from nodeagent.settings.settings import Settings
+    from nodeagent.units import Clock
 
 _CONCURRENCY: Final = 16
 _WITHIN_S: Final = 10.0
@@ -229,7 +214,7 @@ class PodReader:
         kubelet: PodLister | None = None,
         root: Path = Path("/"),
         role: Callable[[], Role],
-        measure_layer: MeasureLayer | None = None,
+        measure_layer: pod_usage.MeasureLayer | None = None,
         watched: WatchedPods | None = None,
     ) -> None:
         """Create a reader without initial readings.
@@ -249,7 +234,7 @@ class PodReader:
         self._cri = cri
         self._clock = clock
         self._role = role
-        self._exited_layers = None if measure_layer is None else ExitedLayers(measure_layer)
+        self._exited_layers = None if measure_layer is None else pod_usage.ExitedLayers(measure_layer)
         if kubelet is None and settings.kubelet is not None:
             kubelet = KubeletPods(settings.kubelet, port_owners)
         manifests = None if settings.manifests is None else ManifestReader(settings.manifests)
@@ -257,9 +242,9 @@ class PodReader:
         self._definitions = PodDefinitions(listing, manifests, settings.node_name, watched)
         self._annotation_namespaces = settings.annotation_namespaces
         self._details = RuntimeDetails(cri)
-        self._cgroups = PodCgroups(root, settings.kubelet_root, with_stalls=settings.memory_stalls)
+        self._cgroups = pod_usage.PodCgroups(root, settings.kubelet_root, with_stalls=settings.memory_stalls)
         self._last: _RuntimeLists | None = None
-        self._disk = PodDiskReader(settings.pod_log_root, settings.kubelet_root, root)
+        self._disk = pod_usage.PodDiskReader(settings.pod_log_root, settings.kubelet_root, root)
 
     async def read_usage(self) -> PodInventory | None:
         """Return the pods of the runtime's last lists with their current memory and PIDs, without a runtime call.
@@ -369,27 +354,27 @@ class PodReader:
         with_disk: bool,
     ) -> dict[str, PodReading]:
         readings = await self._cgroups.read(pods, handles, warnings)
-        disk = DiskUsage()
+        disk = pod_usage.DiskUsage()
         if with_disk:
             disk = await self._disk.read(pods, self._details.log_directories, warnings)
         lower_bounds: frozenset[str] = frozenset()
         if disk.layers:
-            stats, lower_bounds = replace_layers(stats or {}, disk.layers)
+            stats, lower_bounds = pod_usage.replace_layers(stats or {}, disk.layers)
         exited: Mapping[str, tuple[LayerUsage, ...]] = {}
         if with_disk and self._exited_layers is not None:
-            stats = {**(stats or {}), **await measure_missing(pods, stats or {}, self._exited_layers.measure)}
+            stats = {**(stats or {}), **await pod_usage.measure_missing(pods, stats or {}, self._exited_layers.measure)}
             exited = await self._exited_layers.read(pods, stats or {})
         if stats is not None:
             fill = not self._cgroups.has_memory
             for pod in pods:
                 reading = readings.get(pod.uid, PodReading())
-                reading = with_stats(reading, pod, stats, fill_memory=fill, lower_bounds=lower_bounds)
-                readings[pod.uid] = with_layers(reading, pod, stats, disk.devices, lower_bounds)
+                reading = pod_usage.with_stats(reading, pod, stats, fill_memory=fill, lower_bounds=lower_bounds)
+                readings[pod.uid] = pod_usage.with_layers(reading, pod, stats, disk.devices, lower_bounds)
         for pod in pods:
-            reading = with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid))
-            unknown = (LayerUsage(AT_LEAST_ZERO),) if pod.has_oversized_status else ()
+            reading = pod_usage.with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid))
+            unknown = (LayerUsage(pod_usage.AT_LEAST_ZERO),) if pod.has_oversized_status else ()
             further = (*disk.image_volumes(pod.uid), *exited.get(pod.uid, ()), *unknown)
-            readings[pod.uid] = with_further_layers(reading, further)
+            readings[pod.uid] = pod_usage.with_further_layers(reading, further)
         return {pod.uid: readings[pod.uid] for pod in pods}
 
 
@@ -398,7 +383,7 @@ def make_pod_reader(  # noqa: PLR0913 - the sources of a reader
     settings: Settings,
     clock: Clock,
     role: Callable[[], Role],
-    measure_layer: MeasureLayer | None = None,
+    measure_layer: pod_usage.MeasureLayer | None = None,
     *,
     watched: WatchedPods | None = None,
 ) -> PodReader:

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nodeagent.clock import Clock, SystemClock
 from nodeagent.guarded_call import GuardedCall
 from nodeagent.host.kubelet_traces import KubeletTraceReader, read_kubelet_traces
-from nodeagent.model import KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
+from nodeagent.model.node import KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
 from nodeagent.pods.plan.role import apply_hysteresis, decide_role
+from nodeagent.units import Clock, SystemClock
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.errors import NodeAgentError, ObservationError
 from nodeagent.model.pods import ENDED, Completeness, PodListReading, PodListSource, PodSpec
 from nodeagent.model.runtime import ANNOTATION_SOURCE, Sandbox
-from nodeagent.pods.plan.definitions import SpecIndex
+from nodeagent.pods.plan.facts import SpecIndex
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
-    from nodeagent.kube.kubelet_pods import KubeletListing, PodLister
-    from nodeagent.kube.manifests import Manifests
+    from nodeagent.kube.kubelet_pods import KubeletListing, Manifests, PodLister
     from nodeagent.pods.watched import WatchedPods
+    from nodeagent.units import Clock
 
 SandboxLister = Callable[[], Awaitable[tuple[Sandbox, ...]]]
 

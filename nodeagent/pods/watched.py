@@ -16,7 +16,7 @@ from nodeagent.model.pods import PodList, PodListReading, PodSpec
 from nodeagent.pods.plan import watch
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
+    from nodeagent.units import Clock
 
 _MAX_EVENTS: Final = 1000
 

@@ -6,8 +6,13 @@ the bytes freed by a deletion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache
 from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.empty_pb2 import Empty
 
@@ -20,11 +25,255 @@ from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
-from nodeagent.runtime import containerd_records as records
-from nodeagent.runtime.connection import CONTAINERD_SERVICES as _SERVICES
-from nodeagent.runtime.connection import Method, Request, Response, RuntimeConnection
-from nodeagent.runtime.decode_cache import DecodeCache, PartCache
-from nodeagent.runtime.long_lists import LongList
+from nodeagent.record import Record
+from nodeagent.runtime.connection import CONTAINERD_SERVICES as _SERVICES, Method, Request, Response, RuntimeConnection
+from nodeagent.runtime.lists import DecodeCache, LongList, PartCache
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+GC_LABELS = "containerd.io/gc."
+SOURCE_LABELS = "containerd.io/distribution.source."
+
+_NO_SOURCES: frozenset[str] = frozenset()
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class SnapshotKind(StrEnum):
+    """Kind of a snapshot: unpacked layer, writable layer or read-only mount. Source: ``snapshots.v1.Kind``."""
+
+    UNKNOWN = "unknown"
+    VIEW = "view"
+    ACTIVE = "active"
+    COMMITTED = "committed"
+
+
+_KINDS = {
+    snapshots_pb2.VIEW: SnapshotKind.VIEW,
+    snapshots_pb2.ACTIVE: SnapshotKind.ACTIVE,
+    snapshots_pb2.COMMITTED: SnapshotKind.COMMITTED,
+}
+
+
+class Stamp(NamedTuple):
+    """A timestamp in containerd's form: fast to compare, converted to a datetime on access only."""
+
+    seconds: int
+    nanos: int
+
+    @property
+    def at(self) -> datetime | None:
+        """The timestamp as aware UTC; ``None`` for Go's zero time and for a missing timestamp."""
+        return _EPOCH + timedelta(seconds=self.seconds, microseconds=self.nanos // 1000) if self.seconds > 0 else None
+
+
+_NEVER = Stamp(0, 0)
+
+
+class StoredImage(NamedTuple):
+    """One image name and its target blob. Source: ``images.v1.Image``."""
+
+    name: str
+    target: str
+    labels: Mapping[str, str]
+    created: Stamp
+    updated: Stamp
+
+
+class Blob(NamedTuple):
+    """One blob of the content store. Source: ``content.v1.Info``.
+
+    Attributes:
+        labels: garbage collection labels only; a node has too many blobs to cache all labels.
+        record_bytes: length of the encoded record.
+        sources: repositories from which the blob was pulled, such as ``docker.io/library/nginx``.
+    """
+
+    digest: str
+    size_bytes: int
+    labels: Mapping[str, str]
+    created: Stamp
+    record_bytes: int = 0
+    sources: frozenset[str] = frozenset()
+
+
+class Snapshot(NamedTuple):
+    """One snapshot; ``parent`` is empty for a bottom layer. Source: ``snapshots.v1.Info``.
+
+    Attributes:
+        labels: garbage collection labels only.
+        record_bytes: length of the encoded record.
+    """
+
+    key: str
+    parent: str
+    kind: SnapshotKind
+    labels: Mapping[str, str]
+    created: Stamp
+    record_bytes: int = 0
+
+
+class SnapshotUsage(NamedTuple):
+    """Disk usage of one snapshot without its parents. Source: ``snapshots.v1.UsageResponse``."""
+
+    size_bytes: int
+    inodes: int
+
+
+class StoredContainer(Record):
+    """A container record. Source: ``containers.v1.Container``."""
+
+    id: str
+    image: str
+    snapshotter: str
+    snapshot_key: str
+    labels: Mapping[str, str]
+
+
+class ContentLease(Record):
+    """A containerd lease, which protects its resources from garbage collection. Source: ``leases.v1.Lease``."""
+
+    id: str
+    labels: Mapping[str, str]
+    created: Stamp = _NEVER
+
+
+class LeasedResource(Record):
+    """A resource referenced by a lease. Source: ``leases.v1.Resource``.
+
+    Attributes:
+        id: a digest, an ingest's reference or a snapshot's key.
+        type: ``content``, ``ingests`` or ``snapshots/NAME``; newer servers also have ``images``.
+    """
+
+    id: str
+    type: str
+
+
+class Ingest(Record):
+    """A blob being written. Source: ``content.v1.Status``.
+
+    Attributes:
+        expected: digest declared by the writer; empty if not declared.
+    """
+
+    expected: str
+
+
+def decode_stored_image(message: images_pb2.Image) -> StoredImage:
+    """Return the image name in a message."""
+    return StoredImage(
+        message.name,
+        message.target.digest,
+        dict(message.labels),
+        _stamp(message.created_at),
+        _stamp(message.updated_at),
+    )
+
+
+def decode_encoded_image(encoded: bytes) -> StoredImage:
+    """Return the image name in an encoded record.
+
+    Raises:
+        DecodeError: ``encoded`` is not a record of an image name.
+    """
+    return decode_stored_image(images_pb2.Image.FromString(encoded))
+
+
+def decode_lease_record(message: leases_pb2.Lease) -> ContentLease:
+    """Return the lease in a message."""
+    return ContentLease(message.id, dict(message.labels), _stamp(message.created_at))
+
+
+def decode_blob(message: content_pb2.Info, texts: dict[str, str] | None = None) -> Blob:
+    """Return one blob with its garbage collection labels.
+
+    Args:
+        message: the record.
+        texts: keys and references of the earlier records in the list, to which this record's are added, so that equal
+            texts share one object.
+    """
+    texts = {} if texts is None else texts
+    digest = message.digest
+    labels = list(message.labels.items())
+    return Blob(
+        texts.setdefault(digest, digest),
+        message.size,
+        _gc_labels(labels, texts),
+        _stamp(message.created_at),
+        message.ByteSize(),
+        _sources(labels),
+    )
+
+
+def decode_snapshot(message: snapshots_pb2.Info, texts: dict[str, str] | None = None) -> Snapshot:
+    """Return one snapshot with its garbage collection labels.
+
+    Args:
+        message: the record.
+        texts: as for :func:`decode_blob`.
+    """
+    texts = {} if texts is None else texts
+    key, parent = message.name, message.parent
+    return Snapshot(
+        texts.setdefault(key, key),
+        texts.setdefault(parent, parent),
+        _KINDS.get(message.kind, SnapshotKind.UNKNOWN),
+        _gc_labels(message.labels.items(), texts),
+        _stamp(message.created_at),
+        message.ByteSize(),
+    )
+
+
+def _stamp(message: Timestamp) -> Stamp:
+    return Stamp(_shared_number(message.seconds), message.nanos)
+
+
+@lru_cache(maxsize=256)
+def _shared_number(number: int) -> int:
+    """Return a shared object for equal numbers, to save memory: the records of an image are created within seconds."""
+    return number
+
+
+def _gc_labels(labels: Iterable[tuple[str, str]], texts: dict[str, str]) -> Mapping[str, str]:
+    return {
+        texts.setdefault(name, name): texts.setdefault(value, value)
+        for name, value in labels
+        if name.startswith(GC_LABELS)
+    } or _NO_LABELS
+
+
+def _sources(labels: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Return the repositories in the distribution source labels; equal sets share one object.
+
+    Source: containerd ``AppendDistributionSourceLabel``: a label for each registry, with its repositories.
+    """
+    found = [
+        f"{name.removeprefix(SOURCE_LABELS)}/{repository}"
+        for name, repositories in labels
+        if name.startswith(SOURCE_LABELS)
+        for repository in repositories.split(",")
+        if repository
+    ]
+    return _interned(tuple(sorted(found))) if found else _NO_SOURCES
+
+
+@lru_cache(maxsize=4096)
+def _interned(repositories: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(repositories)
+
+
+KIND_LABEL: Final = "nodeagent/image-removal"
+
+REMOVED: Final = "removed"
+"""Value of ``KIND_LABEL`` after the decision to remove: the names can be restored until the lease expires."""
+
+
+def is_undo(lease: ContentLease) -> bool:
+    """Return whether a lease keeps the content of removed images until their undo window ends."""
+    return lease.labels.get(KIND_LABEL) == REMOVED
+
 
 NAMESPACE = "k8s.io"
 
@@ -135,10 +384,10 @@ class ContainerdClient:
         self._containers = LongList(connection, _CONTAINERS, _CONTAINERS_STREAMED)
         # an image has three small name records, so that the names of small nodes are cached too
         self._images = DecodeCache(
-            attrgetter("images"), records.decode_stored_image, key=attrgetter("name"), from_items=0, reuses=reuses_lists
+            attrgetter("images"), decode_stored_image, key=attrgetter("name"), from_items=0, reuses=reuses_lists
         )
-        self._blobs: PartCache[content_pb2.ListContentResponse, records.Blob] = PartCache(reuses=reuses_lists)
-        self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, records.Snapshot]] = {}
+        self._blobs: PartCache[content_pb2.ListContentResponse, Blob] = PartCache(reuses=reuses_lists)
+        self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, Snapshot]] = {}
 
     async def list_namespaces(self) -> tuple[str, ...]:
         """Return the names of all namespaces."""
@@ -174,19 +423,19 @@ class ContainerdClient:
         got = await self._connection.unary(_PLUGINS, request)
         return next((each.exports["path"] for each in got.plugins if each.exports.get("path")), "")
 
-    async def list_images(self, namespace: str | None = None) -> tuple[records.StoredImage, ...]:
+    async def list_images(self, namespace: str | None = None) -> tuple[StoredImage, ...]:
         """Return every image name in ``namespace``, by default the client's namespace."""
         got = await self._connection.unary(_IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata(namespace))
         if namespace not in (None, self.namespace):
-            return tuple(map(records.decode_stored_image, got.images))
+            return tuple(map(decode_stored_image, got.images))
         listing = self._images.start()
         listing.add(got)
         return listing.finish()
 
-    async def list_image_records(self) -> tuple[tuple[records.StoredImage, bytes], ...]:
+    async def list_image_records(self) -> tuple[tuple[StoredImage, bytes], ...]:
         """Return every image name, each with its complete record as an encoded message."""
         got = await self._call(_IMAGES, images_pb2.ListImagesRequest())
-        return tuple((records.decode_stored_image(each), each.SerializeToString()) for each in got.images)
+        return tuple((decode_stored_image(each), each.SerializeToString()) for each in got.images)
 
     async def create_image(self, encoded: bytes) -> bool:
         """Create an image name from its encoded record; return false if the name exists already, with any target.
@@ -202,10 +451,10 @@ class ContainerdClient:
             raise
         return True
 
-    async def get_image(self, name: str) -> records.StoredImage | None:
+    async def get_image(self, name: str) -> StoredImage | None:
         """Return the record of an image name; ``None`` if the name does not exist."""
         got = await self._find(_GET_IMAGE, images_pb2.GetImageRequest(name=name), name)
-        return None if got is None else records.decode_stored_image(got.image)
+        return None if got is None else decode_stored_image(got.image)
 
     async def label_image(self, name: str, key: str, value: str) -> bool:
         """Set one label of an image name; return whether the name exists."""
@@ -226,7 +475,7 @@ class ContainerdClient:
             request.target.CopyFrom(Descriptor(digest=target))
         return await self._find(_DELETE_IMAGE, request, name) is not None
 
-    async def list_content(self, known: Mapping[str, records.Blob] | None = None) -> dict[str, records.Blob]:
+    async def list_content(self, known: Mapping[str, Blob] | None = None) -> dict[str, Blob]:
         """Return every blob by digest.
 
         An entry of ``known`` is reused if the length of its record is unchanged: the labels of a blob depend on the
@@ -236,13 +485,13 @@ class ContainerdClient:
         known = known or {}
         texts: dict[str, str] = {}
 
-        def decode(batch: content_pb2.ListContentResponse) -> dict[str, records.Blob]:
+        def decode(batch: content_pb2.ListContentResponse) -> dict[str, Blob]:
             blobs = {}
             for info in batch.info:
                 digest = info.digest
                 blob = known.get(digest)
                 same = blob is not None and blob.record_bytes == info.ByteSize()
-                blobs[digest] = blob if blob is not None and same else records.decode_blob(info, texts)
+                blobs[digest] = blob if blob is not None and same else decode_blob(info, texts)
             return blobs
 
         listing = self._blobs.start()
@@ -259,17 +508,17 @@ class ContainerdClient:
             digests.update(info.digest for info in batch.info)
         return frozenset(digests)
 
-    async def get_blob(self, digest: str) -> records.Blob | None:
+    async def get_blob(self, digest: str) -> Blob | None:
         """Return the record of a blob; ``None`` if the blob does not exist."""
         got = await self._find(_CONTENT_INFO, content_pb2.InfoRequest(digest=digest), digest)
-        return None if got is None else records.decode_blob(got.info)
+        return None if got is None else decode_blob(got.info)
 
     async def delete_content(self, digest: str) -> bool:
         """Delete one blob's record; return whether the record existed. The next garbage collection frees the bytes."""
         request = content_pb2.DeleteContentRequest(digest=digest)
         return await self._find(_DELETE_CONTENT, request, digest) is not None
 
-    async def write_leased_blob(self, lease_id: str, data: bytes, labels: Mapping[str, str]) -> records.LeasedResource:
+    async def write_leased_blob(self, lease_id: str, data: bytes, labels: Mapping[str, str]) -> LeasedResource:
         """Write a small blob with labels as a resource of a lease; return the resource.
 
         containerd records blob, labels and lease in one transaction. Source: containerd header ``containerd-lease``.
@@ -283,21 +532,21 @@ class ContainerdClient:
         metadata = (*self._metadata(), (_LEASE_HEADER, lease_id))
         async for _ in self._connection.stream(_WRITE, request, target=digest, metadata=metadata):
             pass  # containerd answers the commit twice
-        return records.LeasedResource(digest, "content")
+        return LeasedResource(digest, "content")
 
-    async def list_ingests(self) -> tuple[records.Ingest, ...]:
+    async def list_ingests(self) -> tuple[Ingest, ...]:
         """Return the blobs being written."""
         got = await self._call(_INGESTS, content_pb2.ListStatusesRequest())
-        return tuple(records.Ingest(each.expected) for each in got.statuses)
+        return tuple(Ingest(each.expected) for each in got.statuses)
 
     async def list_snapshots(
-        self, snapshotter: str, known: Mapping[str, records.Snapshot] | None = None
-    ) -> dict[str, records.Snapshot]:
+        self, snapshotter: str, known: Mapping[str, Snapshot] | None = None
+    ) -> dict[str, Snapshot]:
         """Return every snapshot by key; entries of ``known`` with equal record length and creation time are reused."""
         known = known or {}
         texts: dict[str, str] = {}
 
-        def decode(batch: snapshots_pb2.ListSnapshotsResponse) -> dict[str, records.Snapshot]:
+        def decode(batch: snapshots_pb2.ListSnapshotsResponse) -> dict[str, Snapshot]:
             snapshots = {}
             for info in batch.info:
                 key = info.name
@@ -307,7 +556,7 @@ class ContainerdClient:
                     and snapshot.record_bytes == info.ByteSize()
                     and snapshot.created.nanos == info.created_at.nanos
                 )
-                snapshots[key] = snapshot if snapshot is not None and same else records.decode_snapshot(info, texts)
+                snapshots[key] = snapshot if snapshot is not None and same else decode_snapshot(info, texts)
             return snapshots
 
         cache = self._snapshots.get(snapshotter, PartCache(reuses=self._reuses_lists))
@@ -319,11 +568,11 @@ class ContainerdClient:
         self._snapshots[snapshotter] = cache  # only after success: image labels can name any snapshotter
         return listing.finish()
 
-    async def list_writable_snapshots(self, snapshotter: str) -> tuple[records.Snapshot, ...]:
+    async def list_writable_snapshots(self, snapshotter: str) -> tuple[Snapshot, ...]:
         """Return the uncommitted snapshots: snapshots of containers, and of layers being unpacked."""
         request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter, filters=["kind==active", "kind==view"])
         stream = self._connection.stream(_SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
-        return tuple([records.decode_snapshot(info) async for batch in stream for info in batch.info])
+        return tuple([decode_snapshot(info) async for batch in stream for info in batch.info])
 
     async def has_snapshot(self, snapshotter: str, key: str) -> bool:
         """Return whether a snapshot exists."""
@@ -331,7 +580,7 @@ class ContainerdClient:
         stream = self._connection.stream(_SNAPSHOTS, request, target=key, metadata=self._metadata())
         return any([info.name == key async for batch in stream for info in batch.info])
 
-    async def snapshot_usage(self, snapshotter: str, key: str) -> records.SnapshotUsage:
+    async def snapshot_usage(self, snapshotter: str, key: str) -> SnapshotUsage:
         """Return a snapshot's disk usage: recorded if committed, measured by this call if active.
 
         Raises:
@@ -342,7 +591,7 @@ class ContainerdClient:
         if not (0 <= got.size < _IMPOSSIBLE and 0 <= got.inodes < _IMPOSSIBLE):
             detail = f"impossible usage: {got.size} bytes, {got.inodes} inodes"
             raise RuntimeRequestError("Usage", key, "DATA_LOSS", detail)
-        return records.SnapshotUsage(got.size, got.inodes)
+        return SnapshotUsage(got.size, got.inodes)
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
         """Remove one snapshot without children; return whether the snapshot existed."""
@@ -363,33 +612,33 @@ class ContainerdClient:
         request = snapshots_pb2.PrepareSnapshotRequest(snapshotter=snapshotter, key=key)
         await self._call(_PREPARE_SNAPSHOT, request, key)
 
-    async def list_containers(self) -> tuple[records.StoredContainer, ...]:
+    async def list_containers(self) -> tuple[StoredContainer, ...]:
         """Return every container record, including records of sandboxes."""
-        found: list[records.StoredContainer] = []
+        found: list[StoredContainer] = []
         async for part in self._containers.read(containers_pb2.ListContainersRequest(), metadata=self._metadata()):
             found += [
-                records.StoredContainer(each.id, each.image, each.snapshotter, each.snapshot_key, dict(each.labels))
+                StoredContainer(each.id, each.image, each.snapshotter, each.snapshot_key, dict(each.labels))
                 for each in part.containers
             ]
         return tuple(found)
 
-    async def list_leases(self) -> tuple[records.ContentLease, ...]:
+    async def list_leases(self) -> tuple[ContentLease, ...]:
         """Return every lease, including expired ones."""
         got = await self._call(_LEASES, leases_pb2.ListRequest())
-        return tuple(map(records.decode_lease_record, got.leases))
+        return tuple(map(decode_lease_record, got.leases))
 
-    async def list_lease_resources(self, lease_id: str) -> tuple[records.LeasedResource, ...]:
+    async def list_lease_resources(self, lease_id: str) -> tuple[LeasedResource, ...]:
         """Return the resources of a lease; empty if the lease is absent."""
         request = leases_pb2.ListResourcesRequest(id=lease_id)
         got = await self._find(_LEASE_RESOURCES, request, lease_id)
-        return () if got is None else tuple(records.LeasedResource(each.id, each.type) for each in got.resources)
+        return () if got is None else tuple(LeasedResource(each.id, each.type) for each in got.resources)
 
     async def create_lease(self, lease_id: str, labels: Mapping[str, str]) -> None:
         """Create a lease. A lease without the label ``containerd.io/gc.expire`` (RFC 3339 time) never expires."""
         request = leases_pb2.CreateRequest(id=lease_id, labels=labels)
         await self._call(_CREATE_LEASE, request, lease_id)
 
-    async def add_lease_resource(self, lease_id: str, resource: records.LeasedResource) -> None:
+    async def add_lease_resource(self, lease_id: str, resource: LeasedResource) -> None:
         """Add a resource to a lease."""
         added = leases_pb2.Resource(id=resource.id, type=resource.type)
         request = leases_pb2.AddResourceRequest(id=lease_id, resource=added)

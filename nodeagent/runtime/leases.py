@@ -1,12 +1,13 @@
-"""Leases that keep the content of images while their names are deleted, so that the deletion can be undone.
+"""Leases: of an image removal, of its undo window, and of container creations in progress.
 
-The lease has one resource, a small blob that references the target of every image by a ``containerd.io/gc.ref`` label.
-From this blob, the garbage collector reaches the manifests, configs, layers and unpacked snapshots. The labels of the
-lease record every name with its target and labels, so that the lease is also the log of the removal: the lease exists
-before the first name is deleted, and the deletion of the lease is the decision to remove. After any interruption, an
-existing lease means that the removal was not decided, and the names are restored from the lease. Every lease of the
-agent is created here with the label of a removal, so that one recovery finds all of them; the lease of a garbage
-collection is a removal without names.
+A removal keeps the content of the images while their names are deleted, so that the deletion can be undone. The lease
+has one resource, a small blob that references the target of every image by a ``containerd.io/gc.ref`` label. From this
+blob, the garbage collector reaches the manifests, configs, layers and unpacked snapshots. The labels of the lease
+record every name with its target and labels, so that the lease is also the log of the removal: the lease exists before
+the first name is deleted, and the deletion of the lease is the decision to remove. After any interruption, an existing
+lease means that the removal was not decided, and the names are restored from the lease. Every lease of the agent is
+created here with the label of a removal, so that one recovery finds all of them; the lease of a garbage collection is a
+removal without names.
 
 Rejected: a log in the agent's state directory. Such a log cannot be written together with the lease, is lost with the
 directory, and cannot be written while the disk is full, which is a reason for image removal. Rejected: a lease on each
@@ -14,12 +15,17 @@ target, blob or snapshot, since every added resource is a transaction with a wri
 
 Source: containerd ``docs/garbage-collection.md`` (leases, ``gc.expire``); ``metadata/images.go`` (``Create``).
 
-Leases that keep the content of removed images until their undo window ends.
-
 The lease of a removal cannot be used for the undo window: its deletion is the decision to remove, and containerd has no
 call that changes a label of a lease. Before that deletion, a second lease is therefore created on the same content. The
 second lease records the names, and is identified by its label. After a crash between the two calls both leases exist:
 the removal was not decided, and both leases are deleted (see :mod:`nodeagent.gc.restore`).
+
+A container creation in progress appears in no list of containers. CreateContainer reads the image record, and creates a
+lease with a random id and an expiry of 24 hours. In that lease, CreateContainer prepares a writable snapshot on the top
+layer of the image and writes the container record. Finally the lease is deleted. The lease, the snapshot and the record
+are visible in containerd's own services before CRI lists the container.
+
+Source: containerd ``container_create.go`` (CRI), ``client.NewContainer``, ``lease.go`` (``WithLease``).
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ import base64
 import binascii
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -40,21 +47,22 @@ from google.protobuf.message import DecodeError
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.record import Record
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.containerd_records import (
+from nodeagent.runtime.containerd import (
     KIND_LABEL,
     REMOVED,
     Blob,
     ContentLease,
     LeasedResource,
+    Stamp,
     StoredImage,
     decode_encoded_image,
     is_undo,
 )
-from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, expiry_of, references
+from nodeagent.runtime.namespace_lists import CONTENT, EXPIRE, expiry_of, references
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.units import Clock
 
 MAX_LABELS_BYTES: Final = 4 << 20
 """Maximum size of the recorded names; containerd accepts requests of 16 MiB by default."""
@@ -477,3 +485,82 @@ def _decode(lease: ContentLease) -> UndoableRemoval:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
+
+
+LONGEST_CREATION: Final = timedelta(minutes=2)
+"""Age beyond which a lease or a snapshot counts as left by a failed creation: the kubelet's default request timeout."""
+
+_SANDBOX_LEASE: Final = re.compile(r"[0-9a-f]{64}")  # containerd 2 creates an empty lease with the id of each sandbox
+_UNPACKING: Final = "extract-"
+_NOT_LOADED: Final = "INVALID_ARGUMENT"
+
+
+class CreationLeases(NamedTuple):
+    """Recent leases of other clients: creations, pulls and imports in progress.
+
+    Attributes:
+        recent: ids of the leases.
+        empty: ids of the leases without a resource: creations before the preparation of the snapshot, and pulls and
+            imports that have just begun.
+    """
+
+    recent: frozenset[str]
+    empty: frozenset[str]
+
+
+class Creations:
+    """Reader of container creations in progress. Every method raises the errors of ``RuntimeConnection.unary``."""
+
+    def __init__(self, client: ContainerdClient, clock: Clock) -> None:
+        """Create a reader for the client's namespace; ``clock`` determines the age of leases and snapshots."""
+        self._client = client
+        self._clock = clock
+
+    async def leases(self) -> CreationLeases:
+        """Return the recent leases of other clients."""
+        recent = [
+            each
+            for each in await self._client.list_leases()
+            if EXPIRE in each.labels
+            and KIND_LABEL not in each.labels
+            and not _SANDBOX_LEASE.fullmatch(each.id)
+            and self._is_recent(each.created)
+        ]
+        resources = await run_bounded(self._client.list_lease_resources, [each.id for each in recent])
+        empty = {lease.id for lease, held in zip(recent, resources, strict=True) if not held}
+        if empty:  # a lease without resources may have been deleted between the two calls
+            empty &= {each.id for each in await self._client.list_leases()}
+        return CreationLeases(frozenset(each.id for each in recent), frozenset(empty))
+
+    async def prepared(self, snapshotters: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
+        """Return the keys of recent writable snapshots without a container record, by the key of the parent snapshot.
+
+        Parents are keys of committed snapshots (chain IDs), which are equal in all snapshotters: a container of another
+        runtime class can use a snapshotter that does not have the image yet.
+
+        Args:
+            snapshotters: snapshotters to read.
+            others: further snapshotters to read; snapshotters that are not loaded are skipped.
+        """
+        required = frozenset(snapshotters)
+        found: dict[str, str] = {}
+        for name in sorted({*required, *others}):
+            try:
+                listed = await self._client.list_writable_snapshots(name)
+            except RuntimeRequestError as error:
+                if name not in required and error.status == _NOT_LOADED:
+                    continue
+                raise
+            snapshots = [
+                each
+                for each in listed
+                if each.parent and not each.key.startswith(_UNPACKING) and self._is_recent(each.created)
+            ]
+            # Containers are read after snapshots, so that a finished creation is recognized by its container record.
+            recorded = {each.snapshot_key for each in await self._client.list_containers()} if snapshots else set()
+            found |= {each.parent: each.key for each in snapshots if each.key not in recorded}
+        return found
+
+    def _is_recent(self, created: Stamp) -> bool:
+        """Return whether ``created`` is within ``LONGEST_CREATION``; an unknown time counts as recent."""
+        return created.at is None or created.at > self._clock.now() - LONGEST_CREATION

@@ -22,16 +22,14 @@ from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestErr
 from nodeagent.record import Record
 from nodeagent.runtime import namespace_lists
 from nodeagent.runtime.connection import gather_all, run_bounded
-from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER
+from nodeagent.runtime.namespace_lists import DEFAULT_SNAPSHOTTER
 from nodeagent.runtime.storage_graph import PINNED_LABEL, ImageExtent, LayerCache
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
-    from nodeagent.model import Image, StorageGraph, UnreferencedPiece
-    from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import SnapshotUsage, StoredContainer, StoredImage
-    from nodeagent.runtime.creations import Creations
-    from nodeagent.runtime.leases import ImageLeases, UndoLeases
+    from nodeagent.model.runtime import Image, StorageGraph, UnreferencedPiece
+    from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, StoredContainer, StoredImage
+    from nodeagent.runtime.leases import Creations, ImageLeases, UndoLeases
+    from nodeagent.units import Clock
 
 
 class RemovalRecords(Record):
@@ -360,8 +358,7 @@ class ContainerdStorage(StorageBackend):
     @cached_property
     def removals(self) -> RemovalRecords:
         """Records for image removals that can be undone."""
-        from nodeagent.runtime.creations import Creations  # noqa: PLC0415 - not needed by a preview
-        from nodeagent.runtime.leases import ImageLeases, UndoLeases  # noqa: PLC0415
+        from nodeagent.runtime.leases import Creations, ImageLeases, UndoLeases  # noqa: PLC0415 - not needed by a preview
 
         leases = ImageLeases(self._client, self._clock, self._read_owner)
         undo = UndoLeases(self._client, leases)

@@ -1,7 +1,7 @@
 """Disk usage of images and the references to each blob and snapshot: builds the model's :class:`StorageGraph`.
 
 A deletion frees the blobs and snapshots that become unreferenced. The graph is therefore containerd's own reference
-graph (:mod:`nodeagent.runtime.metadata_graph`), reduced to the pieces referenced by images that CRI lists. Sizes are
+graph (:mod:`nodeagent.runtime.namespace_lists`), reduced to the pieces referenced by images that CRI lists. Sizes are
 the bytes freed on the filesystem: a blob's bytes in whole blocks; for a snapshot the usage recorded by its snapshotter,
 the directories not included in that usage, and the inodes if they take space from the same filesystem.
 
@@ -20,9 +20,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.clock import Clock, SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
-from nodeagent.model import (
+from nodeagent.model.runtime import (
     Container,
     ContainerState,
     Image,
@@ -36,7 +35,7 @@ from nodeagent.model import (
 from nodeagent.record import Record, replace
 from nodeagent.runtime import namespace_lists
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.containerd_records import (
+from nodeagent.runtime.containerd import (
     Blob,
     LeasedResource,
     Snapshot,
@@ -47,7 +46,7 @@ from nodeagent.runtime.containerd_records import (
     StoredImage,
     is_undo,
 )
-from nodeagent.runtime.metadata_graph import (
+from nodeagent.runtime.namespace_lists import (
     CONTENT,
     DEFAULT_SNAPSHOTTER,
     IMAGES,
@@ -57,6 +56,7 @@ from nodeagent.runtime.metadata_graph import (
     Stored,
     sum_by_store,
 )
+from nodeagent.units import Clock, SystemClock
 
 if TYPE_CHECKING:
     from nodeagent.runtime.containerd import ContainerdClient

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.config.files import read_document
-from nodeagent.config.validation import convert as validated
-from nodeagent.config.validation import fields_of
+from nodeagent.config.validation import convert as validated, fields_of
 from nodeagent.errors import ConfigError
 from nodeagent.eviction.plan.thresholds import DEFAULT_HARD
 from nodeagent.parsing import parse_yaml
 from nodeagent.record import Record
 from nodeagent.settings.loading import load
-from nodeagent.settings.models import Config
 from nodeagent.settings.reference import sourced_toml
+from nodeagent.settings.settings import Config
 from nodeagent.text import escape, masked
 
 _SIMILARITY: Final = 0.8

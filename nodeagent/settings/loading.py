@@ -22,9 +22,8 @@ from nodeagent.config.validation import Fault, InvalidDocumentError, convert, se
 from nodeagent.errors import ConfigError, StoreError
 from nodeagent.files import read_file, replace_file
 from nodeagent.record import Record, field, replace
-from nodeagent.settings.models import Config
 from nodeagent.settings.reference import toml_value
-from nodeagent.settings.settings import DEFAULT_SOURCE, Origin, Settings
+from nodeagent.settings.settings import DEFAULT_SOURCE, Config, Origin, Settings
 
 _SERVICE_SUFFIX: Final = re.compile(
     r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"

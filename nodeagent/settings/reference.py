@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import structs
 
 from nodeagent.config import validation as fields
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 from nodeagent.text import escape, masked
 
 _BEGIN = "<!-- config reference: begin -->"

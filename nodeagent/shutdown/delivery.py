@@ -20,8 +20,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError
-from nodeagent.model import ContainerState
-from nodeagent.shutdown.plan.budget import delayed_kill_ms
+from nodeagent.model.runtime import ContainerState
+from nodeagent.shutdown.plan.planner import delayed_kill_ms
 
 if TYPE_CHECKING:
     from nodeagent.host.container_processes import ContainerProcesses

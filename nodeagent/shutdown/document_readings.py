@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.clock import SystemClock
 from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.errors import InhibitorError, StoreError
 from nodeagent.gc.documents.history import NodeStopDocument
@@ -17,11 +16,10 @@ from nodeagent.pods.reader import make_pod_reader
 from nodeagent.pods.role import read_role
 from nodeagent.shutdown import documents
 from nodeagent.shutdown.documents import Inhibitor, PhaseDocument, ShutdownPlanDocument, ShutdownStatus
-from nodeagent.shutdown.plan.budget import UNLIMITED, DelayLimit, shutdown_budget
-from nodeagent.shutdown.plan.planner import plan_shutdown
-from nodeagent.shutdown.state_file import ShutdownFiles
+from nodeagent.shutdown.plan.planner import UNLIMITED, DelayLimit, plan_shutdown, shutdown_budget
+from nodeagent.shutdown.recorder import ShutdownFiles
 from nodeagent.store.history import History
-from nodeagent.units import USEC_INFINITY
+from nodeagent.units import USEC_INFINITY, SystemClock
 
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent

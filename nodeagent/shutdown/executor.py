@@ -20,21 +20,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError
-from nodeagent.model import PodOutcome, ShutdownPod
-from nodeagent.model.stops import LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import LastActivity, NodeStop, PodOutcome, ShutdownPod, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
 from nodeagent.shutdown.delivery import NO_ANSWER, RETRY_S, Delivery
-from nodeagent.shutdown.plan.budget import (
-    MINIMUM_AFTER_TERM_MS,
-    ShutdownBudget,
-    final_term_ms,
-    is_too_late,
-    kill_due_ms,
-    last_kill_ms,
-    outcome_summary,
-    phase_end_ms,
-)
-from nodeagent.shutdown.plan.planner import PodPhase, elapsed_since, place, stop_order
+from nodeagent.shutdown.plan import planner
 from nodeagent.shutdown.recorder import (
     NO_TERM,
     ContainerStop,
@@ -75,7 +64,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         list_problem: reason for the failure of the last list; empty after a success.
     """
 
-    budget: ShutdownBudget
+    budget: planner.ShutdownBudget
     stopper: Stopper
     elapsed_ms: Callable[[], int]
     list_pods: Callable[[], Awaitable[Sequence[RunningPod]]]
@@ -91,7 +80,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
     def __post_init__(self) -> None:
         self.list_problem = ""
         self._running: dict[str, RunningPod] = {}
-        self._placed: dict[str, tuple[int, PodPhase]] = {}
+        self._placed: dict[str, tuple[int, planner.PodPhase]] = {}
         self._records: dict[str, PodRecord] = {}
         self._delivery = Delivery(self.stopper, self.processes, self.elapsed_ms, self._progressed)
         self._lists: set[asyncio.Task[None]] = set()
@@ -115,10 +104,10 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         if self.has_successor or not self.budget.phases:
             return None
         share = self.budget.phases[self._current]
-        has_minimum = share.granted_ms >= MINIMUM_AFTER_TERM_MS
-        if not has_minimum or self._phase_started_ms <= share.deadline_ms - MINIMUM_AFTER_TERM_MS:
+        has_minimum = share.granted_ms >= planner.MINIMUM_AFTER_TERM_MS
+        if not has_minimum or self._phase_started_ms <= share.deadline_ms - planner.MINIMUM_AFTER_TERM_MS:
             return None
-        return self._phase_started_ms + MINIMUM_AFTER_TERM_MS
+        return self._phase_started_ms + planner.MINIMUM_AFTER_TERM_MS
 
     @property
     def pods(self) -> tuple[StoppedPod, ...]:
@@ -196,7 +185,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
             uid = running.pod.uid
             self._running[uid] = running
             if uid not in self._placed:
-                placement = place(running.pod, self.budget.phases)
+                placement = planner.place(running.pod, self.budget.phases)
                 self._placed[uid] = max(placement.phase, self._current), placement
 
     def _add_interrupted(self) -> None:
@@ -206,10 +195,10 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
             if uid in self._placed or (known.outcome is not None and known.outcome.ended) or not known.container_ids:
                 continue
             pod = ShutdownPod(uid, known.namespace, known.name, container_ids=known.container_ids)
-            placement = place(pod, self.budget.phases)
+            placement = planner.place(pod, self.budget.phases)
             index = names.get(known.phase, placement.phase)
             self._running[uid] = RunningPod(pod)
-            self._placed[uid] = index, PodPhase(index, placement.by, known.why)
+            self._placed[uid] = index, planner.PodPhase(index, placement.by, known.why)
 
     async def _locate(self, pods: Iterable[RunningPod]) -> None:
         ids = {each for running in pods for each in running.pod.container_ids}
@@ -306,34 +295,34 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         start_ms = max((self._continued_ms if each is None else each for each in signals), default=0)
         late_ms = start_ms - self._phase_started_ms
         occupied = {phase for uid, (phase, _) in self._placed.items() if uid not in self._records}
-        end_ms = phase_end_ms(self.budget, self._current, self._phase_started_ms, occupied)
+        end_ms = planner.phase_end_ms(self.budget, self._current, self._phase_started_ms, occupied)
         end_ms = max(end_ms, self._minimum_end_ms or 0)
         if late_ms <= 0:
             return end_ms
-        return max(end_ms, phase_end_ms(self.budget, self._current, start_ms, occupied))
+        return max(end_ms, planner.phase_end_ms(self.budget, self._current, start_ms, occupied))
 
     def _kill_due(self) -> None:
         """Send each KILL and each final TERM that is due."""
         now_ms = self.elapsed_ms()
-        last_ms = last_kill_ms(self._started_ms, self.ends_ms)
+        last_ms = planner.last_kill_ms(self._started_ms, self.ends_ms)
         for record, due_ms in self._dues():
             signalled_ms = record.signalled_at_ms
             for each in record.running:
                 if now_ms >= due_ms:
                     self._delivery.kill(each, due_ms, last_ms)
-                elif signalled_ms is not None and now_ms >= final_term_ms(signalled_ms, due_ms):
+                elif signalled_ms is not None and now_ms >= planner.final_term_ms(signalled_ms, due_ms):
                     self._delivery.terminate_finally(each)
 
     def _dues(self) -> list[tuple[PodRecord, int]]:
         """Return the pods that have processes, with the due time of their KILL in milliseconds."""
         now_ms, phase_end_ms = self.elapsed_ms(), self._phase_end_ms()
-        last_ms = last_kill_ms(self._started_ms, self.ends_ms)
+        last_ms = planner.last_kill_ms(self._started_ms, self.ends_ms)
         dues = []
         for record in self._unfinished(None):
             end_ms = phase_end_ms if record.phase == self._current else now_ms
-            due_ms = kill_due_ms(record.signalled_at_ms, record.own_grace_ms, end_ms, last_ms)
+            due_ms = planner.kill_due_ms(record.signalled_at_ms, record.own_grace_ms, end_ms, last_ms)
             if record.signalled_at_ms is None and self._continued_ms:  # its TERM may be delivered only now
-                due_ms = max(due_ms, self._continued_ms + MINIMUM_AFTER_TERM_MS)
+                due_ms = max(due_ms, self._continued_ms + planner.MINIMUM_AFTER_TERM_MS)
             dues.append((record, due_ms))
         return dues
 
@@ -343,7 +332,7 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
         for record, due_ms in self._dues():
             times.append(due_ms)
             if record.signalled_at_ms is not None:
-                times.append(final_term_ms(record.signalled_at_ms, due_ms))
+                times.append(planner.final_term_ms(record.signalled_at_ms, due_ms))
         left_ms = min((each - now_ms for each in times if each > now_ms), default=0)
         with suppress(TimeoutError):
             async with asyncio.timeout(min(_POLL_S, left_ms / 1000)):
@@ -360,11 +349,11 @@ class ShutdownRun:  # many attributes: collaborators, and progress shared by the
     def _request_due(self) -> None:
         """Send stop requests to all containers without a stop request in the pods of started phases."""
         now_ms = self.elapsed_ms()
-        if self.has_successor and is_too_late(self.budget, self._current, now_ms):
+        if self.has_successor and planner.is_too_late(self.budget, self._current, now_ms):
             return
         due = [uid for uid, (phase, _) in self._placed.items() if phase <= self._current]
         stops: list[ContainerStop] = []
-        for uid in sorted(due, key=lambda each: stop_order(self._running[each].pod)):
+        for uid in sorted(due, key=lambda each: planner.stop_order(self._running[each].pod)):
             record = self._records.get(uid) or self._new_record(uid, now_ms)
             known = self.before.get(uid)
             earlier = known.container_ids if known is not None and known.progress is not None else ()
@@ -457,7 +446,7 @@ class ShutdownInProgress:
     def __init__(  # noqa: PLR0913 - its collaborators
         self,
         recorder: ShutdownRecorder,
-        budget: ShutdownBudget,
+        budget: planner.ShutdownBudget,
         stopper: Stopper,
         pods: RunningPods,
         *,
@@ -492,7 +481,7 @@ class ShutdownInProgress:
         if earlier is not None and keeps_start:
             started_s, started_at = earlier.started_s, earlier.started_at
         elif earlier is not None:
-            shift_ms = elapsed_since(earlier.started_s, started_s)
+            shift_ms = planner.elapsed_since(earlier.started_s, started_s)
         before = {each.uid: shifted(each, shift_ms) for each in (earlier.pods if earlier is not None else ())}
         operation = operation or (earlier.operation if earlier is not None else "")
         self._stop = NodeStop(recorder.boot_id, kind, started_at, started_s, budget.granted_ms, operation=operation)
@@ -513,7 +502,7 @@ class ShutdownInProgress:
             expects_pods=expects_pods,
             has_successor=kind is not StopKind.UNIT_STOP,
         )
-        self._resumed_after_ms = elapsed_since(started_s, now_s) if earlier is not None else None
+        self._resumed_after_ms = planner.elapsed_since(started_s, now_s) if earlier is not None else None
 
     @property
     def stop(self) -> NodeStop:
@@ -551,7 +540,7 @@ class ShutdownInProgress:
     @property
     def outcomes(self) -> str:
         """The number of pods per outcome, as a phrase; a pod without a known exit code counts as stopped."""
-        return outcome_summary(each.outcome for each in self._run.pods)
+        return planner.outcome_summary(each.outcome for each in self._run.pods)
 
     async def close(self, end: StopEnd | None = None) -> NodeStop:
         """Record the end of the shutdown, read exit codes, stop the sandboxes of ended pods, and return the record.
@@ -579,7 +568,7 @@ class ShutdownInProgress:
         await _write_to_end(self._recorder.write, self.stop)
 
     def _elapsed_ms(self) -> int:
-        return elapsed_since(self._started_s, self._clock.monotonic_s())
+        return planner.elapsed_since(self._started_s, self._clock.monotonic_s())
 
     def _end(self, end: StopEnd) -> None:
         """Record the end as the start plus the monotonic duration, since the wall clock may have been changed."""

@@ -13,16 +13,16 @@ from nodeagent.model.stops import LastActivity, StoppedPod
 from nodeagent.pods.reader import make_pod_reader
 from nodeagent.runtime.connection import CallObserver, configured_connection
 from nodeagent.runtime.cri import CriClient
-from nodeagent.shutdown.plan.budget import signal_number
+from nodeagent.shutdown.plan.planner import signal_number
 from nodeagent.shutdown.recorder import RunningPod, ShutdownRecorder, running_pods
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.model import Role
+    from nodeagent.model.node import Role
     from nodeagent.model.pods import PodInventory
     from nodeagent.pods.watched import WatchedPods
     from nodeagent.settings.settings import Settings
+    from nodeagent.units import Clock
 
 _NEW_PODS_WITHIN_S: Final = 0.5
 

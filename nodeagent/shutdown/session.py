@@ -13,27 +13,15 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
-from nodeagent.gc.loop import wait_for_any
 from nodeagent.host.logind_config import LogindDelay, read_delay
-from nodeagent.loops.passes import Pause, PausedBy
+from nodeagent.loops.passes import Pause, PausedBy, wait_for_any
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind
 from nodeagent.record import replace
 from nodeagent.shutdown.environment import NAME, HostServices, Intervals, read_enablement
 from nodeagent.shutdown.executor import ShutdownInProgress
 from nodeagent.shutdown.logind import ShutdownInhibitor
-from nodeagent.shutdown.plan.budget import DelayLimit, ShutdownBudget, shutdown_budget
-from nodeagent.shutdown.plan.inhibitor import (
-    Command,
-    CommandKind,
-    Disabled,
-    Event,
-    LockOverdue,
-    LogindState,
-    LogindUnitChecked,
-    PodsStopped,
-    ShutdownChecked,
-)
-from nodeagent.shutdown.plan.planner import elapsed_since
+from nodeagent.shutdown.plan import inhibitor
+from nodeagent.shutdown.plan.planner import DelayLimit, ShutdownBudget, elapsed_since, shutdown_budget
 from nodeagent.shutdown.pods import RunningPodMonitor
 
 if TYPE_CHECKING:
@@ -93,9 +81,9 @@ class InhibitorSession:
         """Hold the inhibitor lock until stopped or disabled; the next session resumes a shutdown in progress."""
         self._status.delay = await asyncio.to_thread(read_delay, self._host.root)
         await self._take_settings()
-        inhibitor = asyncio.create_task(self._inhibitor.run())
+        holding = asyncio.create_task(self._inhibitor.run())
         try:
-            while not stop.is_set() and not inhibitor.done() and not await self._disabled():
+            while not stop.is_set() and not holding.done() and not await self._disabled():
                 if self._context.settings is not self._settings and self._in_progress is None:
                     await self._take_settings()
                 self._wake.clear()
@@ -105,12 +93,12 @@ class InhibitorSession:
                     await self._restart_logind_off_bus()
                 held = self._inhibitor.state.held
                 await self._wait(self._intervals.refresh_s if held else self._intervals.retry_s, stop)
-            if inhibitor.done():
-                inhibitor.result()
+            if holding.done():
+                holding.result()
         finally:
             await self._end_work()
-            inhibitor.cancel()
-            await asyncio.wait({inhibitor})
+            holding.cancel()
+            await asyncio.wait({holding})
             self._context.lock_held = None
             await self._monitor.close()
             await asyncio.to_thread(self._recorder.record_agent_stop)
@@ -130,8 +118,8 @@ class InhibitorSession:
         enablement = await read_enablement(self._context, max_age_s=self._intervals.role_poll_s)
         if not enablement.disabled_because or (self._work is not None and not self._work.done()):
             return False
-        commands = self._apply(Disabled(enablement.disabled_because))
-        return any(each.kind is CommandKind.DISABLE for each in commands)
+        commands = self._apply(inhibitor.Disabled(enablement.disabled_because))
+        return any(each.kind is inhibitor.CommandKind.DISABLE for each in commands)
 
     async def _take_settings(self) -> None:
         self._settings = self._context.settings
@@ -166,10 +154,14 @@ class InhibitorSession:
             return
         limit_ms = self._budget().limit_ms
         limit_s = math.inf if limit_ms is None else limit_ms / 1000
-        if Command(CommandKind.CHECK_LOGIND) not in self._apply(LockOverdue(now_s, limit_s)):
+        if inhibitor.Command(inhibitor.CommandKind.CHECK_LOGIND) not in self._apply(
+            inhibitor.LockOverdue(now_s, limit_s)
+        ):
             return
         off_bus = await asyncio.to_thread(self._host.logind.runs_beside_the_bus)
-        if Command(CommandKind.RESTART_LOGIND) not in self._apply(LogindUnitChecked(off_bus, now_s)):
+        if inhibitor.Command(inhibitor.CommandKind.RESTART_LOGIND) not in self._apply(
+            inhibitor.LogindUnitChecked(off_bus, now_s)
+        ):
             return
         self._recorder.logger.warning("logind_restart", because="it runs, but is not on the system bus")
         try:
@@ -184,52 +176,52 @@ class InhibitorSession:
 
     # ---- commands
 
-    def _apply(self, event: Event) -> tuple[Command, ...]:
+    def _apply(self, event: inhibitor.Event) -> tuple[inhibitor.Command, ...]:
         commands = self._inhibitor.apply(event)
         for each in commands:
             self._carry_out(each)
         return commands
 
-    def _on_command(self, command: Command, state: LogindState) -> None:
+    def _on_command(self, command: inhibitor.Command, state: inhibitor.LogindState) -> None:
         """Carry out a command of the state machine. Runs in the D-Bus message handler, and only starts tasks."""
         self._context.lock_held = state.held
         self._wake.set()
         self._carry_out(command)
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: inhibitor.Command) -> None:
         """Carry out a command, except a command for the caller that reported the event."""
         logger, because = self._recorder.logger, command.because
         match command.kind:
-            case CommandKind.REPORT_HELD:
+            case inhibitor.CommandKind.REPORT_HELD:
                 number = self._inhibitor.descriptor
                 kept = number is not None and self._host.store.keep(number)
                 self._status.missing_because = ""
                 logger.info("inhibitor_lock_acquired", because=because, kept_by_systemd=kept)
-            case CommandKind.REPORT_LOST:
+            case inhibitor.CommandKind.REPORT_LOST:
                 self._status.missing_because = because
                 logger.warning("inhibitor_lock_lost", because=because)
-            case CommandKind.RELEASE:
+            case inhibitor.CommandKind.RELEASE:
                 self._host.store.forget()
                 self._context.lock_held = False
                 logger.info("inhibitor_lock_released", because=because)
-            case CommandKind.DELEGATE:
+            case inhibitor.CommandKind.DELEGATE:
                 logger.warning("shutdown_delegated", because=because, hint="nodeagent doctor --fix-logind")
-            case CommandKind.DISABLE:
+            case inhibitor.CommandKind.DISABLE:
                 self._context.pass_lock.end_pause(
                     PausedBy.SHUTDOWN
                 )  # logind reports a cancellation to holders of the lock only
                 self._host.store.forget()
-            case CommandKind.START_SHUTDOWN:
+            case inhibitor.CommandKind.START_SHUTDOWN:
                 self._signalled_s = self._context.clock.monotonic_s()
                 self._context.pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "the node is shutting down"))
                 self._start_work(self._shut_down)
-            case CommandKind.CANCEL_SHUTDOWN:
+            case inhibitor.CommandKind.CANCEL_SHUTDOWN:
                 self._context.pass_lock.end_pause(PausedBy.SHUTDOWN)
                 logger.warning("shutdown_cancelled")
                 if self._work is not None:
                     self._work.cancel()
                 self._start_work(self._close_cancelled)
-            case CommandKind.CLOSE_EARLIER:
+            case inhibitor.CommandKind.CLOSE_EARLIER:
                 self._start_work(self._close_cancelled)
 
     # ---- shutdown
@@ -246,10 +238,10 @@ class InhibitorSession:
             if previous:
                 await asyncio.wait(previous)
             enablement = await read_enablement(self._context)  # a kubelet may have started since the last poll
-            commands = self._apply(ShutdownChecked(enablement.disabled_because, self._budget()))
+            commands = self._apply(inhibitor.ShutdownChecked(enablement.disabled_because, self._budget()))
             if enablement.disabled_because:
                 self._wake.set()
-            if Command(CommandKind.STOP_PODS) in commands:
+            if inhibitor.Command(inhibitor.CommandKind.STOP_PODS) in commands:
                 # The record is read again: the stop hook may have stopped the pods while this process was stopped.
                 with self._recorder.files.claim() as claimed:
                     if claimed:
@@ -260,7 +252,7 @@ class InhibitorSession:
         except Exception:  # an unexpected error must not delay the node's shutdown until logind's limit
             self._recorder.logger.exception("shutdown_crashed")
         await self._wait_for_announcement()
-        self._apply(PodsStopped("shutdown handling finished"))
+        self._apply(inhibitor.PodsStopped("shutdown handling finished"))
 
     async def _stop_pods(self) -> None:
         self._earlier, logger = None, self._recorder.logger
@@ -294,7 +286,7 @@ class InhibitorSession:
         self._context.loop_statuses.running(NAME, budget.granted_ms / 1000 + _SLACK_S)
         await self._in_progress.carry_out()
         await self._wait_for_announcement()
-        self._apply(PodsStopped(self._in_progress.outcomes))
+        self._apply(inhibitor.PodsStopped(self._in_progress.outcomes))
         if self._in_progress.has_left_pods:
             logger.warning("shutdown_delegated", because="no time is left; the unit's stop hook stops the other pods")
             await self._in_progress.interrupt()

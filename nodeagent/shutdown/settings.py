@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from nodeagent.config.validation import Duration, Seconds, Section, Switch, about, form
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.record import Record, field
-from nodeagent.shutdown.plan.budget import Phase, Selector, by_priority, check_phases, two_bands
+from nodeagent.shutdown.plan.planner import Phase, Selector, by_priority, check_phases, two_bands
 from nodeagent.units import parse_duration_s
 
 

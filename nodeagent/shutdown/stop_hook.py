@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.clock import Clock, SystemClock
 from nodeagent.config.paths import RUNTIME_DIRECTORY
 from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.host.systemd import UnitStop, userspace_id
@@ -26,14 +25,15 @@ from nodeagent.record import replace
 from nodeagent.runtime.connection import configured_connection
 from nodeagent.runtime.cri import CriClient
 from nodeagent.shutdown.executor import ShutdownInProgress
-from nodeagent.shutdown.plan.budget import DelayLimit, ShutdownBudget, shutdown_budget
+from nodeagent.shutdown.plan.planner import DelayLimit, ShutdownBudget, shutdown_budget
 from nodeagent.shutdown.pods import RunningPods
 from nodeagent.shutdown.recorder import STALLED_AFTER_S, ShutdownRecorder
+from nodeagent.units import Clock, SystemClock
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.model import Role
+    from nodeagent.model.node import Role
     from nodeagent.settings.settings import Settings
 
 _LIST_WITHIN_S: Final = 5.0

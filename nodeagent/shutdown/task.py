@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import InhibitorError
-from nodeagent.gc.loop import wait_for_any
 from nodeagent.host.systemd import stored_descriptor, userspace_id
+from nodeagent.loops.passes import wait_for_any
 from nodeagent.shutdown.environment import NAME, HostServices, Intervals, read_enablement
 from nodeagent.shutdown.recorder import ShutdownRecorder
 

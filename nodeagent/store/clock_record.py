@@ -12,7 +12,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from nodeagent.model import ClockTrust
+from nodeagent.model.clock import ClockTrust
 from nodeagent.record import Record, replace
 from nodeagent.units import format_time
 

@@ -13,15 +13,17 @@ from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.model import ClockTrust, GapCause, ImageUsage, ImageUseRecord, ObservationGap
+from nodeagent.model.runtime import GapCause, ImageUsage, ImageUseRecord, ObservationGap
 from nodeagent.record import replace
 from nodeagent.store import observation
 from nodeagent.store.clock_record import PLAUSIBLE_FROM, TOLERANCE_S, ClockReading, ClockRecord, advance, later, trust
 from nodeagent.store.sqlite import BROKEN, micros
-from nodeagent.store.state_file import StateFile, merge_usage
-from nodeagent.store.usage_file import StoredUsage
+from nodeagent.store.state_file import StateFile, StoredUsage, merge_usage
+
+if TYPE_CHECKING:
+    from nodeagent.model.clock import ClockTrust
 
 FILE_NAME: Final = "nodeagent.db"
 _DEFAULT_GAPS: Final = observation.GapLimits()

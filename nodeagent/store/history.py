@@ -1,49 +1,616 @@
 """History of passes and node stops, for operators.
 
 The history is a separate database beside that of image usage: it grows, is pruned, and no decision depends on it. A
-pass is written before its first removal and again when the pass has finished; see ``write_ahead``. While the file
-cannot be written, the latest passes are kept in memory and written with the next pass. A record with values that cannot
-be stored is dropped and reported, so that it does not block the other records.
+pass is written before its first removal and again when the pass has finished. While the file cannot be written, the
+latest passes are kept in memory and written with the next pass. A record with values that cannot be stored is dropped
+and reported, so that it does not block the other records.
+
+A pass is written with its planned removals before the first removal, and these records are synced: the runtime makes
+its removals durable, so that after a power failure an unsynced record of a removal could be missing. Outcomes are
+written without a sync. They survive the end of the process, and an outcome lost in a power failure is read as unknown.
+
+The process that writes an unfinished pass is recorded by pid, boot id and start time. Once that process has ended, the
+pass is interrupted, and removals without an outcome have the outcome ``unknown``.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.model.stops import NodeStop, PodOutcome, ProcessIdentity, StopEnd, StopKind, StoppedPod
-from nodeagent.record import replace
-from nodeagent.store import sqlite, write_ahead
+from nodeagent.record import Record, replace
+from nodeagent.store import sqlite
 from nodeagent.store.clock_record import PLAUSIBLE_FROM
-from nodeagent.store.pass_tables import (
-    EVICTION_TABLES,
-    PASS_INDEXES,
-    PASS_TABLES,
-    SETTLE_TABLE,
-    CountedPass,
-    PastAction,
-    PastPass,
-    Retention,
-    count_passes,
-    has_passes,
-    insert_pass,
-    prune_passes,
-    read_passes,
-)
-from nodeagent.store.write_ahead import InterruptedPass, UnfinishedPass
+from nodeagent.store.sqlite import has_table, micros, moment, storable, stored_text
+from nodeagent.text import encodable, raw_bytes
 
 if TYPE_CHECKING:
     from nodeagent.settings.settings import Settings
 
-__all__ = ["FILE_NAME", "MIGRATIONS", "CountedPass", "History", "PastAction", "PastPass", "Retention"]
+
+class PastAction(Record):
+    """Planned removal of a pass and its outcome.
+
+    Attributes:
+        kind: kind of the item, as in a plan.
+        item_id: id of the item in the runtime, or name of a log.
+        name: name for display.
+        references: further names of an image.
+        outcome: outcome code, as in a pass report.
+        detail: cause of the outcome; may be empty.
+        reason: code of the reason for the removal, as defined by the version of the agent that recorded the pass.
+        sentence: the reason as a sentence.
+        frees_bytes: bytes that the removal was predicted to free; ``None`` if unknown.
+        duration_s: duration of the removal, in seconds.
+    """
+
+    kind: str
+    item_id: str
+    name: str
+    references: tuple[str, ...]
+    outcome: str
+    detail: str
+    reason: str
+    sentence: str
+    frees_bytes: int | None = None
+    duration_s: float = 0.0
+
+
+class PastPass(Record):
+    """A recorded pass.
+
+    Attributes:
+        id: id of the pass.
+        started_at: start, aware UTC.
+        trigger: ``interval``, ``trigger``, ``once``, ``command``, ``control``, ``apply``, ``leaks``, ``undo`` or
+            ``eviction``.
+        scope: kinds of items that the pass may remove.
+        plan_id: id of the first plan of the pass.
+        dry_run: whether removals were reported without being carried out.
+        result: result code, as in a pass report.
+        detail: cause of the result, such as the shortfall.
+        predicted_bytes: bytes that the completed removals were predicted to free.
+        freed_bytes: measured number of freed bytes; ``None`` without a measurement.
+        percent_before: usage of the image filesystem before the pass, in percent; ``None`` without a reading.
+        percent_after: usage of the image filesystem after the pass, in percent; ``None`` without a reading.
+        actions: all planned removals.
+        eviction: JSON document of an eviction; empty for other passes.
+        settled_s: part of the duration, in seconds, spent waiting for container creations in progress.
+    """
+
+    id: str
+    started_at: datetime
+    duration_s: float
+    trigger: str
+    scope: str
+    plan_id: str
+    dry_run: bool
+    result: str
+    detail: str = ""
+    predicted_bytes: int = 0
+    freed_bytes: int | None = None
+    percent_before: int | None = None
+    percent_after: int | None = None
+    actions: tuple[PastAction, ...] = ()
+    eviction: str = ""
+    settled_s: float = 0.0
+
+
+class CountedPass(Record):
+    """A recorded pass without its actions.
+
+    Attributes:
+        past: the pass; its actions and the document of an eviction are empty.
+        removed: number of removed items.
+        planned: number of planned removals.
+    """
+
+    past: PastPass
+    removed: int
+    planned: int
+
+
+class Retention(Record):
+    """Limits of the history.
+
+    Attributes:
+        maximum_age: older passes are dropped; passes of the daemon without removals are dropped after a day.
+        maximum_bytes: the oldest passes are dropped while the used pages of the file exceed this size.
+        maximum_records: maximum number of passes and of node stops; the oldest are dropped. 0 for no limit.
+    """
+
+    maximum_age: timedelta
+    maximum_bytes: int
+    maximum_records: int = 10_000
+
+
+PASS_TABLES: Final = (
+    (
+        "CREATE TABLE passes (id TEXT PRIMARY KEY NOT NULL, started_us INTEGER NOT NULL, duration_s REAL NOT NULL,"
+        " trigger TEXT NOT NULL, scope TEXT NOT NULL, plan_id TEXT NOT NULL, dry_run INTEGER NOT NULL,"
+        " result TEXT NOT NULL, detail TEXT NOT NULL, predicted_bytes INTEGER NOT NULL, freed_bytes INTEGER,"
+        " percent_before INTEGER, percent_after INTEGER, actions INTEGER NOT NULL) WITHOUT ROWID"
+    ),
+    "CREATE INDEX passes_by_time ON passes (started_us)",
+    (
+        "CREATE TABLE actions (pass_id TEXT NOT NULL REFERENCES passes (id) ON DELETE CASCADE,"
+        " position INTEGER NOT NULL, kind TEXT NOT NULL, item_id TEXT NOT NULL, name TEXT NOT NULL,"
+        " refs TEXT NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL, reason TEXT NOT NULL,"
+        " sentence TEXT NOT NULL, frees_bytes INTEGER, duration_s REAL NOT NULL,"
+        " PRIMARY KEY (pass_id, position)) WITHOUT ROWID"
+    ),
+)
+EVICTION_TABLES: Final = (
+    (
+        "CREATE TABLE evictions (pass_id TEXT PRIMARY KEY NOT NULL REFERENCES passes (id) ON DELETE CASCADE,"
+        " document TEXT NOT NULL) WITHOUT ROWID"
+    ),
+)
+SETTLE_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS settle_times (pass_id TEXT PRIMARY KEY NOT NULL REFERENCES passes (id)"
+    " ON DELETE CASCADE, settled_s REAL NOT NULL) WITHOUT ROWID"
+)
+"""Waiting times of passes for container creations; a separate table, so that earlier versions can read and write
+passes.
+"""
+_QUIET_PERIOD: Final = timedelta(days=1)
+_NOTEWORTHY: Final = (
+    "(actions > 0 OR result = 'interrupted'"
+    " OR (result <> 'nothing-to-do' AND trigger NOT IN ('interval', 'trigger', 'eviction')))"
+)
+"""Passes without removals that a user requested are kept and shown unless none was needed. Passes of
+the daemon would fill the history: without removable items, each of them misses its target."""
+_SHOWN: Final = f"({_NOTEWORTHY} OR result = 'refused')"
+"""Refused passes are shown, since they contain the reason why no item is removed, but they are kept only for a day."""
+PASS_INDEXES: Final = (
+    f"CREATE INDEX IF NOT EXISTS passes_quiet ON passes (started_us) WHERE NOT {_NOTEWORTHY}",
+    f"CREATE INDEX IF NOT EXISTS passes_noteworthy ON passes (started_us) WHERE {_NOTEWORTHY}",
+)
+_DONE: Final = "('done', 'gone', 'restored')"
+_COLUMNS: Final = (
+    "id, started_us, duration_s, trigger, scope, plan_id, dry_run, result, detail, predicted_bytes, freed_bytes,"
+    " percent_before, percent_after"
+)
+
+
+def insert_pass(connection: sqlite3.Connection, past: PastPass) -> None:
+    """Write a pass, replacing its earlier record."""
+    connection.execute(
+        "DELETE FROM passes WHERE id = ?", storable(past.id)
+    )  # the foreign keys also delete the rows of the pass in all other tables
+    connection.execute(
+        "INSERT INTO passes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        storable(
+            past.id,
+            micros(past.started_at),
+            past.duration_s,
+            past.trigger,
+            past.scope,
+            past.plan_id,
+            past.dry_run,
+            past.result,
+            past.detail,
+            past.predicted_bytes,
+            past.freed_bytes,
+            past.percent_before,
+            past.percent_after,
+            len(past.actions),
+        ),
+    )
+    write_actions(connection, past.id, enumerate(past.actions))
+    if past.eviction:
+        connection.execute("INSERT INTO evictions VALUES (?, ?)", storable(past.id, past.eviction))
+    if past.settled_s:
+        connection.execute("INSERT INTO settle_times VALUES (?, ?)", storable(past.id, past.settled_s))
+
+
+def write_actions(connection: sqlite3.Connection, pass_id: str, actions: Iterable[tuple[int, PastAction]]) -> None:
+    """Write actions of a recorded pass, each with its position; earlier records at these positions are replaced."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            storable(
+                pass_id,
+                position,
+                each.kind,
+                each.item_id,
+                each.name,
+                "\n".join(each.references),
+                each.outcome,
+                each.detail,
+                each.reason,
+                each.sentence,
+                each.frees_bytes,
+                each.duration_s,
+            )
+            for position, each in actions
+        ),
+    )
+
+
+def prune_passes(
+    connection: sqlite3.Connection,
+    retention: Retention,
+    now: datetime,
+    *,
+    clock_trusted: bool,
+    running: Collection[str] = (),
+) -> None:
+    """Delete passes above the limits: by age, by number, then by the size of the used pages of the file.
+
+    A pass that started before 2026 was recorded with a wrong wall clock, so that its age is
+    unknown.
+
+    Args:
+        connection: inside a transaction, with foreign keys enabled.
+        retention: the limits.
+        now: current wall time.
+        clock_trusted: whether ages by the wall clock are valid; otherwise no pass is deleted by age.
+        running: ids of unfinished passes of this process, which are kept.
+    """
+    kept = json.dumps(list(running))
+    finished = "id NOT IN (SELECT value FROM json_each(:kept))"
+    if clock_trusted:
+        connection.execute(
+            f"DELETE FROM passes WHERE started_us BETWEEN :plausible AND :before AND {finished}",  # noqa: S608 - constants only
+            {"before": micros(now - retention.maximum_age) - 1, "plausible": micros(PLAUSIBLE_FROM), "kept": kept},
+        )
+        connection.execute(
+            f"DELETE FROM passes WHERE NOT {_NOTEWORTHY} AND started_us < :before AND {finished}",  # noqa: S608
+            {"before": micros(now - _QUIET_PERIOD), "kept": kept},
+        )
+    oldest = (
+        "DELETE FROM passes WHERE id IN (SELECT id FROM passes"  # noqa: S608 - constants only
+        f" WHERE {finished} ORDER BY started_us LIMIT :surplus)"
+    )
+    surplus = _count(connection) - retention.maximum_records
+    if retention.maximum_records and surplus > 0:
+        connection.execute(oldest, {"surplus": surplus, "kept": kept})
+    while _used_bytes(connection) > retention.maximum_bytes:
+        count = _count(connection)
+        if count <= 1:
+            return
+        surplus = min(max(1, count // 10), count - 1)
+        if not connection.execute(oldest, {"surplus": surplus, "kept": kept}).rowcount:
+            return
+
+
+def _count(connection: sqlite3.Connection) -> int:
+    (count,) = connection.execute("SELECT count(*) FROM passes").fetchone()
+    return int(count)
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages, free, size = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+def read_passes(
+    connection: sqlite3.Connection, since: datetime | None, image: str, limit: int, *, quiet: bool
+) -> list[PastPass]:
+    """Return passes with their actions, newest first; see :meth:`nodeagent.store.history.History.read`."""
+    matching, values = _matching(image)
+    found = [_past_pass(row) for row in _select_passes(connection, since, image, limit, quiet=quiet)]
+    return _with_actions(connection, found, matching, values)
+
+
+def read_pass(connection: sqlite3.Connection, pass_id: str) -> PastPass | None:
+    """Return one pass with its actions; ``None`` if the pass is not recorded."""
+    row = connection.execute(f"SELECT {_COLUMNS} FROM passes WHERE id = ?", storable(pass_id)).fetchone()  # noqa: S608
+    return None if row is None else _with_actions(connection, [_past_pass(row)], "1", {})[0]
+
+
+def _with_actions(
+    connection: sqlite3.Connection, found: Sequence[PastPass], matching: str, values: Mapping[str, object]
+) -> list[PastPass]:
+    """Return the passes with those actions that match the condition; one query reads the actions of all passes."""
+    ids = {"ids": json.dumps([each.id for each in found])}
+    listed = "pass_id IN (SELECT value FROM json_each(:ids))"
+    actions: dict[str, list[PastAction]] = {}
+    for pass_id, *row in connection.execute(
+        "SELECT pass_id, kind, item_id, name, refs, outcome, detail, reason, sentence, frees_bytes, duration_s"  # noqa: S608 - constants only
+        f" FROM actions WHERE {listed} AND {matching} ORDER BY pass_id, position",
+        {**ids, **values},
+    ):
+        actions.setdefault(pass_id, []).append(_action(row))
+    documents = _pairs(connection, "evictions", f"SELECT pass_id, document FROM evictions WHERE {listed}", ids)  # noqa: S608
+    settled = _pairs(connection, "settle_times", f"SELECT pass_id, settled_s FROM settle_times WHERE {listed}", ids)  # noqa: S608
+    return [
+        replace(
+            each,
+            actions=tuple(actions.get(each.id, ())),
+            eviction=stored_text(documents.get(each.id, "")),
+            settled_s=settled.get(each.id, 0.0),
+        )
+        for each in found
+    ]
+
+
+def _pairs(connection: sqlite3.Connection, table: str, query: str, values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the pairs of a query; empty for a file of a version without the table, since reading does not migrate."""
+    return dict(connection.execute(query, values).fetchall()) if has_table(connection, table) else {}
+
+
+def count_passes(connection: sqlite3.Connection, limit: int) -> list[CountedPass]:
+    """Return passes with the number of their removals, newest first; omit passes of the daemon without removals."""
+    found = [_past_pass(row) for row in _select_passes(connection, None, "", limit, quiet=False)]
+    counts: dict[str, tuple[int, int]] = {
+        pass_id: (removed, planned)
+        for pass_id, removed, planned in connection.execute(
+            f"SELECT pass_id, sum(outcome IN {_DONE}), count(*) FROM actions"  # noqa: S608 - constants only
+            " WHERE pass_id IN (SELECT value FROM json_each(?)) GROUP BY pass_id",
+            (json.dumps([each.id for each in found]),),
+        )
+    }
+    return [CountedPass(each, *counts.get(each.id, (0, 0))) for each in found]
+
+
+def has_passes(connection: sqlite3.Connection) -> bool:
+    """Return whether the file has the tables of passes; false if the writer was killed while it created the file."""
+    return has_table(connection, "passes") and has_table(connection, "actions")
+
+
+def _select_passes(
+    connection: sqlite3.Connection, since: datetime | None, image: str, limit: int, *, quiet: bool
+) -> sqlite3.Cursor:
+    matching, values = _matching(image)
+    conditions = ["started_us >= :since"]
+    if not (quiet and not image):
+        conditions.append(_SHOWN)
+    if image:
+        conditions.append(f"EXISTS (SELECT 1 FROM actions WHERE pass_id = passes.id AND {matching})")  # noqa: S608
+    return connection.execute(
+        f"SELECT {_COLUMNS} FROM passes WHERE {' AND '.join(conditions)}"  # noqa: S608 - constants only
+        " ORDER BY started_us DESC, id DESC LIMIT :limit",
+        {"since": micros(since) if since else -(2**63), "limit": limit, **values},
+    )
+
+
+def _matching(image: str) -> tuple[str, dict[str, object]]:
+    """Return the SQL condition, with parameters, on actions with a text in the id or a name of an image or pod.
+
+    LIKE ignores case, but cannot compare bytes that are not UTF-8; ``instr`` compares these. Version 0.1 stored such
+    bytes in escaped form.
+    """
+    if not image:
+        return "1", {}
+    columns = ("item_id", "name", "refs")
+    conditions = [f"{column} LIKE :like ESCAPE '\\'" for column in columns]
+    values: dict[str, object] = {"like": f"%{_escaped(encodable(image))}%"}
+    raw = raw_bytes(image)
+    if raw is not None:
+        conditions += [f"instr(CAST({column} AS BLOB), :raw)" for column in columns]
+        values["raw"] = raw
+    return f"kind IN ('image', 'pod') AND ({' OR '.join(conditions)})", values
+
+
+def _past_pass(row: Sequence[Any]) -> PastPass:
+    identity, started_us, duration_s, trigger, scope, plan_id, dry_run, *end = row
+    result, detail, predicted_bytes, freed_bytes, before, after = end
+    return PastPass(
+        id=stored_text(identity),
+        started_at=moment(started_us),
+        duration_s=duration_s,
+        trigger=stored_text(trigger),
+        scope=stored_text(scope),
+        plan_id=stored_text(plan_id),
+        dry_run=bool(dry_run),
+        result=stored_text(result),
+        detail=stored_text(detail),
+        predicted_bytes=predicted_bytes,
+        freed_bytes=None if freed_bytes is None or freed_bytes < 0 else freed_bytes,  # negative in version 0.2.0
+        percent_before=before,
+        percent_after=after,
+    )
+
+
+def _action(row: Sequence[object]) -> PastAction:
+    kind, item_id, name, refs, outcome, detail, reason, sentence, frees_bytes, duration_s = row
+    return PastAction(
+        stored_text(kind),
+        stored_text(item_id),
+        stored_text(name),
+        tuple(filter(None, stored_text(refs).split("\n"))),
+        stored_text(outcome),
+        stored_text(detail),
+        stored_text(reason),
+        stored_text(sentence),
+        frees_bytes if isinstance(frees_bytes, int) else None,
+        duration_s if isinstance(duration_s, float) else 0.0,
+    )
+
+
+def _escaped(text: str) -> str:
+    """Return a LIKE pattern that matches the text literally."""
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+WRITER_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS writers (pass_id TEXT PRIMARY KEY NOT NULL REFERENCES passes (id) ON DELETE CASCADE,"
+    " pid INTEGER NOT NULL, boot_id TEXT NOT NULL, started_ticks INTEGER NOT NULL) WITHOUT ROWID"
+)
+RUNNING: Final = "running"
+INTERRUPTED: Final = "interrupted"
+PLANNED: Final = "planned"
+UNKNOWN: Final = "unknown"
+KILLED: Final = "killed"
+_GONE: Final = frozenset({"done", "gone"})
+
+
+class InterruptedPass(Record):
+    """Pass without a result because its process ended.
+
+    Attributes:
+        removed: number of items recorded as removed.
+        unknown: number of planned removals without a recorded outcome.
+    """
+
+    id: str
+    started_at: datetime
+    trigger: str
+    scope: str
+    removed: int
+    unknown: int
+
+
+def insert_unfinished(connection: sqlite3.Connection, past: PastPass, writer: ProcessIdentity) -> None:
+    """Write an unfinished pass and its writer, replacing an earlier record of the pass."""
+    insert_pass(connection, past)
+    connection.execute(
+        "INSERT INTO writers VALUES (?, ?, ?, ?)",
+        storable(past.id, writer.pid, writer.boot_id, writer.started_ticks),
+    )
+
+
+def update_unfinished(
+    connection: sqlite3.Connection, pass_id: str, actions: Mapping[int, PastAction], duration_s: float, total: int
+) -> bool:
+    """Write actions of an unfinished pass, by position; return whether the pass is recorded as unfinished.
+
+    Args:
+        connection: inside a transaction.
+        pass_id: id of the pass.
+        actions: new and changed actions, by position.
+        duration_s: duration of the pass so far.
+        total: number of planned removals so far.
+    """
+    changed = connection.execute(
+        "UPDATE passes SET duration_s = ?, actions = ? WHERE id = ? AND result = ?",
+        storable(duration_s, total, pass_id, RUNNING),
+    )
+    if not changed.rowcount:
+        return False
+    write_actions(connection, pass_id, actions.items())
+    return True
+
+
+def read_writers(connection: sqlite3.Connection) -> dict[str, ProcessIdentity]:
+    """Return the writer of each unfinished pass by pass id; empty for files of version 0.1."""
+    if not has_table(connection, "writers"):
+        return {}
+    rows = connection.execute("SELECT pass_id, pid, boot_id, started_ticks FROM writers")
+    return {
+        stored_text(pass_id): ProcessIdentity(pid, stored_text(boot_id), started_ticks)
+        for pass_id, pid, boot_id, started_ticks in rows
+    }
+
+
+def close_unfinished(connection: sqlite3.Connection, pass_id: str, cause: str) -> InterruptedPass | None:
+    """Record an unfinished pass as interrupted and return its summary; ``None`` if it is not recorded as unfinished.
+
+    Args:
+        connection: inside a transaction.
+        pass_id: id of the pass.
+        cause: cause of the interruption, such as ``killed``.
+    """
+    past = read_pass(connection, pass_id)
+    if past is None or past.result != RUNNING:
+        connection.execute("DELETE FROM writers WHERE pass_id = ?", storable(pass_id))
+        return None
+    past = interrupted(past, cause)
+    insert_pass(connection, past)
+    return summary_of(past)
+
+
+def interrupted(past: PastPass, cause: str) -> PastPass:
+    """Return an unfinished pass as interrupted: planned removals without an outcome have the outcome ``unknown``."""
+    unknown = f"outcome unknown, {cause} before the result was recorded"
+    actions = tuple(
+        replace(each, outcome=UNKNOWN, detail=unknown) if each.outcome == PLANNED else each for each in past.actions
+    )
+    done = [each for each in actions if each.outcome in _GONE]
+    return replace(
+        past,
+        result=INTERRUPTED,
+        detail=f"{cause} before the pass finished",
+        predicted_bytes=sum(each.frees_bytes or 0 for each in done),
+        actions=actions,
+    )
+
+
+def summary_of(past: PastPass) -> InterruptedPass:
+    """Return the summary of an interrupted pass: the numbers of removed items and of unknown outcomes."""
+    return InterruptedPass(
+        past.id,
+        past.started_at,
+        past.trigger,
+        past.scope,
+        sum(each.outcome in _GONE for each in past.actions),
+        sum(each.outcome == UNKNOWN for each in past.actions),
+    )
+
+
+def as_found(
+    past: PastPass, writers: Mapping[str, ProcessIdentity], is_running: Callable[[ProcessIdentity], bool]
+) -> PastPass:
+    """Return a pass as interrupted if its record is unfinished and its writer has ended."""
+    if past.result != RUNNING:
+        return past
+    writer = writers.get(past.id)
+    return past if writer is not None and is_running(writer) else interrupted(past, KILLED)
+
+
+class UnfinishedPass:
+    """Unfinished pass with its planned removals and the outcomes so far."""
+
+    def __init__(self, past: PastPass) -> None:
+        self._past = past
+        self._actions = list(past.actions)
+        self._changed: set[int] = set()
+        self._written_to = 0
+
+    @property
+    def past(self) -> PastPass:
+        """Record of the pass with the outcomes so far."""
+        return replace(self._past, actions=tuple(self._actions))
+
+    def extend(self, actions: Sequence[PastAction]) -> None:
+        """Add the planned removals of a further round of the pass."""
+        self._changed.update(range(len(self._actions), len(self._actions) + len(actions)))
+        self._actions.extend(actions)
+
+    def update(self, outcomes: Mapping[int, PastAction], duration_s: float) -> None:
+        """Replace planned removals by removals with an outcome, by position in the pass."""
+        known = [position for position in outcomes if position < len(self._actions)]
+        for position in known:
+            self._actions[position] = outcomes[position]
+        self._changed.update(known)
+        self._past = replace(self._past, duration_s=duration_s)
+
+    def write(self, connection: sqlite3.Connection, number: int, writer: ProcessIdentity) -> None:
+        """Write the changes since the last commit, or the whole pass if the file may lack it; see :meth:`written`.
+
+        Args:
+            connection: inside a transaction.
+            number: number of the connection, which changes when the file is reopened.
+            writer: identity of this process.
+        """
+        if number == self._written_to:
+            if not self._changed:
+                return
+            changed = {position: self._actions[position] for position in sorted(self._changed)}
+            if update_unfinished(connection, self._past.id, changed, self._past.duration_s, len(self._actions)):
+                return
+        insert_unfinished(connection, self.past, writer)
+
+    def written(self, number: int) -> None:
+        """Record that the transaction of :meth:`write` was committed on the connection with this number."""
+        self._written_to = number
+        self._changed.clear()
+
 
 FILE_NAME: Final = "history.db"
 _MAX_WAITING: Final = 200
@@ -69,7 +636,7 @@ _OPERATION_TABLE: Final = (
     " ON DELETE CASCADE, operation TEXT NOT NULL) WITHOUT ROWID"
 )
 MIGRATIONS: Final = (PASS_TABLES, EVICTION_TABLES, _STOP_TABLES)
-ADDITIONS: Final = (*PASS_INDEXES, write_ahead.WRITER_TABLE, SETTLE_TABLE, _OPERATION_TABLE)
+ADDITIONS: Final = (*PASS_INDEXES, WRITER_TABLE, SETTLE_TABLE, _OPERATION_TABLE)
 _UNREADABLE: Final = (*sqlite.BROKEN, ValueError, OverflowError, TypeError)
 _NO_PROCESS: Final = ProcessIdentity(0, "", 0)
 
@@ -182,7 +749,7 @@ class History:
         with self._lock:
             unfinished = self._unfinished.get(pass_id)
         if unfinished is not None:
-            past = write_ahead.interrupted(unfinished.past, cause)
+            past = interrupted(unfinished.past, cause)
             self.add(past, retention, clock_trusted=clock_trusted)
 
     def close_interrupted(self) -> tuple[InterruptedPass, ...]:
@@ -196,7 +763,7 @@ class History:
             closed: list[InterruptedPass] = []
 
             def close(connection: sqlite3.Connection) -> None:
-                found = (write_ahead.close_unfinished(connection, each, write_ahead.KILLED) for each in ended)
+                found = (close_unfinished(connection, each, KILLED) for each in ended)
                 closed.extend(each for each in found if each is not None)
 
             if not ended or not self._write(close):
@@ -243,9 +810,9 @@ class History:
         with self._reading() as connection:
             if connection is None:
                 return ()
-            writers = write_ahead.read_writers(connection)
+            writers = read_writers(connection)
             found = read_passes(connection, since, image, limit, quiet=quiet)
-            return tuple(write_ahead.as_found(each, writers, self._is_running) for each in found)
+            return tuple(as_found(each, writers, self._is_running) for each in found)
 
     def count(self, *, limit: int) -> tuple[CountedPass, ...]:
         """Return passes with the number of their removals, newest first; omit passes of the daemon without removals.
@@ -256,9 +823,9 @@ class History:
         with self._reading() as connection:
             if connection is None:
                 return ()
-            writers = write_ahead.read_writers(connection)
+            writers = read_writers(connection)
             return tuple(
-                replace(each, past=write_ahead.as_found(each.past, writers, self._is_running))
+                replace(each, past=as_found(each.past, writers, self._is_running))
                 for each in count_passes(connection, limit)
             )
 
@@ -299,7 +866,7 @@ class History:
         """Return the ids of unfinished passes of ended processes; none if the file cannot be read."""
         try:
             with self._reading() as connection:
-                writers = {} if connection is None else write_ahead.read_writers(connection)
+                writers = {} if connection is None else read_writers(connection)
         except StoreError:
             return []
         return [identity for identity, writer in writers.items() if not self._is_running(writer)]

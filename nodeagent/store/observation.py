@@ -29,7 +29,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from nodeagent.model import GapCause, ObservationGap
+from nodeagent.model.runtime import GapCause, ObservationGap
 from nodeagent.record import Record, replace
 from nodeagent.store.clock_record import TOLERANCE_S, ClockReading, later
 

@@ -16,7 +16,7 @@ from nodeagent.model.clock import not_before
 from nodeagent.text import encodable
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
+    from nodeagent.units import Clock
 
 MAX_SERIES: Final = 200
 """Maximum number of label combinations per metric; further combinations are counted as ``other``."""

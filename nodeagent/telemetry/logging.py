@@ -33,7 +33,7 @@ from nodeagent.text import encodable, escape, escape_lines, to_json
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.clock import Clock
+    from nodeagent.units import Clock
 
 SOCKET: Final = "/run/systemd/journal/socket"
 _NAME: Final = re.compile(r"[^A-Z0-9_]")

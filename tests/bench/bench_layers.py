@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 
 from nodeagent.cli.reading import load_settings
-from nodeagent.clock import SystemClock
 from nodeagent.gc.snapshot.node import StoredSnapshotUsage
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
@@ -25,6 +24,7 @@ from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.store.database import Store
+from nodeagent.units import SystemClock
 from tests.bench.bench_agent import runtime
 from tests.bench.machine import slowdown
 

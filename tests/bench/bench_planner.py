@@ -31,15 +31,14 @@ from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.planner import plan_all
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
-from nodeagent.model import (
+from nodeagent.model.node import NodeSnapshot, RuntimeInfo
+from nodeagent.model.runtime import (
     Container,
     ContainerState,
     FsObservation,
     Image,
     ImageUsage,
-    NodeSnapshot,
     PieceKind,
-    RuntimeInfo,
     Sandbox,
     StorageGraph,
     StoredPiece,

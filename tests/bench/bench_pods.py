@@ -23,17 +23,17 @@ from nodeagent.record import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nodeagent.clock import SystemClock
 from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
-from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.eviction.plan.planner import plan_eviction
 from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.eviction.plan.state import EvictionState, evaluate
-from nodeagent.model import Role
+from nodeagent.eviction.plan.thresholds import parse_thresholds
+from nodeagent.model.node import Role
 from nodeagent.model.pressure import FilesystemLayout, Moment, Signal
 from nodeagent.pods.reader import PodReader, PodSettings
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
+from nodeagent.units import SystemClock
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer

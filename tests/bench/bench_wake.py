@@ -15,11 +15,11 @@ import threading
 import time
 from pathlib import Path
 
-from nodeagent.clock import SystemClock
 from nodeagent.eviction.kernel_signals import SignalPaths
 from nodeagent.eviction.plan.state import EvictionState
 from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.eviction.signals import EvictionSignalReader
+from nodeagent.units import SystemClock
 
 RUNS = 300
 BUDGET_MS = 100.0

@@ -23,13 +23,13 @@ from nodeagent.errors import ConfigError, ObservationError
 from nodeagent.gc.plan.consistency import RuntimeLists, SuspicionKind, find_suspicions
 from nodeagent.gc.plan.planner import plan_all
 from nodeagent.gc.plan.policy import GCPolicy
-from nodeagent.kube.kubelet_pods import parse_pod_list
-from nodeagent.kube.manifests import ManifestReader
-from nodeagent.model import ContainerState, FsObservation, ListContradiction, NodeSnapshot, RuntimeInfo
+from nodeagent.kube.kubelet_pods import ManifestReader, parse_pod_list
 from nodeagent.model.decision import ItemKind
+from nodeagent.model.node import NodeSnapshot, RuntimeInfo
+from nodeagent.model.runtime import ContainerState, FsObservation, ListContradiction
 from nodeagent.parsing import parse_json
-from nodeagent.runtime.containerd_records import decode_blob, decode_snapshot, decode_stored_image
-from nodeagent.runtime.cri_messages import (
+from nodeagent.runtime.containerd import decode_blob, decode_snapshot, decode_stored_image
+from nodeagent.runtime.cri import (
     decode_container,
     decode_container_details,
     decode_container_usage,
@@ -41,9 +41,9 @@ from nodeagent.runtime.cri_messages import (
     decode_stop_signal,
     merge_images,
 )
-from nodeagent.runtime.metadata_graph import SNAPSHOTS, Inventory, Stored
+from nodeagent.runtime.namespace_lists import SNAPSHOTS, Inventory, Stored
 from nodeagent.settings.kubelet_import import KIND, import_kubelet, read_kubelet
-from nodeagent.shutdown.plan.budget import signal_number
+from nodeagent.shutdown.plan.planner import signal_number
 from nodeagent.telemetry.logging import encode
 from nodeagent.text import display_width, encodable, escape, to_json
 from tests.fuzz.target import DefectError, Target

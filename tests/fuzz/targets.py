@@ -19,16 +19,27 @@ import msgspec
 from nodeagent.api.common import Document, DocumentError, decode, encode
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.api.requests import REQUESTS, parse_request, request_type
-from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
-from nodeagent.cli.listing import ListOptions
+from nodeagent.cli.listing import CONTAINERS, IMAGES, PODS, ListOptions
 from nodeagent.cli.lists import ListRequest
-from nodeagent.daemon.http.connection import Deadlines, HttpConnection, Receipt, Router, Service
-from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
+from nodeagent.daemon.http.connection import (
+    JSON,
+    Deadlines,
+    HttpConnection,
+    Receipt,
+    RefusedRequestError,
+    Request,
+    Response,
+    Route,
+    Router,
+    Service,
+    problem,
+)
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.gc.documents.lists import Containers, Images, ListDocument, Pods
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.saved_plan import compare, find_drift, parse_plan, refusal_of, seal
-from nodeagent.model import TRUSTED, Hold
+from nodeagent.model.clock import TRUSTED
+from nodeagent.model.node import Hold
 from tests.fuzz.api_server_target import api_server_target
 from tests.fuzz.node_targets import node_targets
 from tests.fuzz.target import DefectError, Target

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.host.database_revision import DatabaseRevision
-    from nodeagent.model import NodeSnapshot, StorageGraph
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import StorageGraph
     from tests.integration.conftest import ContainerdFactory
     from tests.support.containerd import Containerd
 

@@ -26,7 +26,7 @@ from tests.support.stacked import StackedNode, chain_ids, stack
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nodeagent.model import NodeSnapshot
+    from nodeagent.model.node import NodeSnapshot
     from tests.integration.conftest import ContainerdFactory
 
 pytestmark = pytest.mark.real

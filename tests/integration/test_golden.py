@@ -22,8 +22,8 @@ import typer
 
 from nodeagent.api.common import Document, decode, encode, encode_line
 from nodeagent.cli.main import app
-from nodeagent.clock import SystemClock
 from nodeagent.text import display_width, escape
+from nodeagent.units import SystemClock
 from tests.support import reclaim
 from tests.support.command_worker import CommandWorker, Role, running_daemon
 from tests.support.golden import joined, normalised, stored_form

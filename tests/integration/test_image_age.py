@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli.reading import load_settings
-from nodeagent.clock import SystemClock
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope
+from nodeagent.units import SystemClock
 from tests.support import images
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.eviction.kernel_signals import SignalPaths
 from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.eviction.signals import EvictionSignalReader
 from nodeagent.host.filesystems import filesystem_id, read_filesystem
-from nodeagent.model import ImageFilesystem
+from nodeagent.model.runtime import ImageFilesystem
+from nodeagent.units import SystemClock
 from tests.support import images
 from tests.support.command import nodeagent
 from tests.support.containerd import LoopFs

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.host.filesystems import read_filesystem
+from nodeagent.units import SystemClock
 from tests.support import images
 from tests.support.command import nodeagent
 from tests.support.containerd import LoopFs

@@ -18,7 +18,7 @@ from nodeagent.runtime.cri import CriClient
 from tests.support.worn_node import USED_DEAD, USED_RUNNING, WornNode
 
 if TYPE_CHECKING:
-    from nodeagent.model import Container
+    from nodeagent.model.runtime import Container
 
 pytestmark = pytest.mark.real
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
 from nodeagent.host.meminfo import read_totals
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.model.pressure import Fact, FactSource, QosClass
 from nodeagent.pods.reader import PodReader, PodSettings
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
+from nodeagent.units import SystemClock
 from tests.support import images, reclaim
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.host.kubelet_traces import API_PORT, read_kubelet_traces
-from nodeagent.model import Role
 from nodeagent.model.decision import sentence_of
+from nodeagent.model.node import Role
 from nodeagent.pods.role import read_role
+from nodeagent.units import SystemClock
 from tests.support import images, reclaim
 
 if TYPE_CHECKING:

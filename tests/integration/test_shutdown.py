@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.loops.passes import LoopStatuses, PassLock
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 from nodeagent.shutdown.environment import HostServices, Intervals
-from nodeagent.shutdown.state_file import ShutdownFiles
+from nodeagent.shutdown.recorder import ShutdownFiles
 from nodeagent.shutdown.task import InhibitorTask
 from nodeagent.telemetry import logging as log
+from nodeagent.units import SystemClock
 from tests.support import images, login1
 from tests.support.descriptor_store import CopyingStore
 

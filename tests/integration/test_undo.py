@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli.reading import load_settings
-from nodeagent.clock import SystemClock
 from nodeagent.gc.agent import open_agent
 from nodeagent.host.filesystems import read_filesystem
+from nodeagent.units import SystemClock
 from tests.support import images, reclaim
 from tests.support.command import nodeagent
 from tests.support.containerd import LoopFs

@@ -8,8 +8,8 @@ from nodeagent._proto.containerd.services.content.v1 import content_pb2
 from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
-from nodeagent.runtime.containerd_records import decode_blob, decode_snapshot, decode_stored_image
-from nodeagent.runtime.metadata_graph import Inventory, Stored
+from nodeagent.runtime.containerd import decode_blob, decode_snapshot, decode_stored_image
+from nodeagent.runtime.namespace_lists import Inventory, Stored
 
 LENGTH = 20_000
 

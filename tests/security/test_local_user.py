@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.api.client import ControlClient, DaemonRefusedError
-from nodeagent.clock import SystemClock
 from nodeagent.errors import ConfigError, ObservationError
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.host.kubelet_traces import read_kubelet_traces
 from nodeagent.host.sockets import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
-from nodeagent.model import TRUSTED, Hold
+from nodeagent.model.clock import TRUSTED
 from nodeagent.model.kubernetes import KubeletAccess
+from nodeagent.model.node import Hold
 from nodeagent.settings.loading import load
+from nodeagent.units import SystemClock
 from tests.support.command import nodeagent
 from tests.support.simulated_daemon import simulated_daemon
 from tests.unit.control_node import serving

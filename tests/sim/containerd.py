@@ -15,7 +15,7 @@ from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types import descriptor_pb2
-from nodeagent.model import PieceKind
+from nodeagent.model.runtime import PieceKind
 from tests.sim.content import Descriptor, digest
 from tests.sim.cri import in_parts
 from tests.sim.filters import parse_filters

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
-from nodeagent.model import FsObservation
+from nodeagent.model.runtime import FsObservation
 from tests.sim.clock import SimClock
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
+    from nodeagent.units import Clock
     from tests.sim.node import SimNode
 
 DEVICE_ID: Final = 0x51

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Unpack
 
 from nodeagent.gc.plan.image_users import normalise, repository_of
-from nodeagent.model import PieceKind
+from nodeagent.model.runtime import PieceKind
 from nodeagent.record import replace
 from tests.sim.content import build_artifact, build_image
 from tests.sim.disk import DiskProperties, SimDisk

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model import TRUSTED, ClockTrust, GapCause, ImageUsage, ImageUseRecord
+from nodeagent.model.clock import TRUSTED, ClockTrust
+from nodeagent.model.runtime import GapCause, ImageUsage, ImageUseRecord
 from nodeagent.store.state_file import merge_usage
 
 if TYPE_CHECKING:

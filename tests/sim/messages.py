@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,8 +11,14 @@ import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
-from nodeagent.model import ContainerState, PieceKind
-from nodeagent.model.runtime import LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID
+from nodeagent.model.runtime import (
+    LABEL_CONTAINER_NAME,
+    LABEL_POD_NAME,
+    LABEL_POD_NAMESPACE,
+    LABEL_POD_UID,
+    ContainerState,
+    PieceKind,
+)
 from nodeagent.record import replace
 from tests.sim.disk import GIB, DiskProperties
 from tests.sim.images import SimImages

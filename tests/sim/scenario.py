@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import Record
 from tests.sim.clock import START, SimClock
 from tests.sim.content import Layer

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError
-from nodeagent.model import PieceKind
+from nodeagent.model.runtime import PieceKind
 from nodeagent.record import Record, field
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 from unittest import mock
 
 from nodeagent.cli.start import main
-from nodeagent.clock import SystemClock
+from nodeagent.units import SystemClock
 from tests.support.modules import import_all
 from tests.support.terminal import Shown, in_pipe, on_terminal
 

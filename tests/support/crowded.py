@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from tests.sim.clock import SimClock
 from tests.sim.content import Layer
 from tests.sim.node import PAUSE, SimNode

@@ -1,7 +1,7 @@
 """CRI client in place of the kubelet: creates and lists pods and containers as plain values.
 
 The agent's gRPC stubs are deliberately not used. They lack the calls that create pods, and lists decoded by the code
-under test would not be independent of it; ``cri_messages`` has separate message types.
+under test would not be independent of it; ``cri`` has separate message types.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.plan_view import preview_lines, report_lines
+from nodeagent.cli.gc import preview_lines, report_lines
 from nodeagent.cli.reading import run_async
 from nodeagent.gc.agent import RemoverFactory
 from nodeagent.gc.collector import Collector
 from nodeagent.gc.executor import PassEnd
-from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
+from nodeagent.gc.removers import HostLogs
 from nodeagent.gc.snapshot.node import NodeSnapshotReader
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.cli.reading import load_settings
 from nodeagent.daemon.supervisor import daemon_tasks, supervise
-from nodeagent.gc.loop import wait_for_any
+from nodeagent.loops.passes import wait_for_any
 from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:

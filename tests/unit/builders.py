@@ -9,22 +9,17 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.gc.plan.image_users import repository_of
-from nodeagent.model import (
+from nodeagent.model.node import ContainerLogLink, LogTree, NodeSnapshot, PodLogDirectory, RuntimeInfo
+from nodeagent.model.pods import PodList, PodListSource
+from nodeagent.model.runtime import (
     Container,
-    ContainerLogLink,
     ContainerState,
     FsObservation,
     Image,
     ImageFilesystem,
     ImageUsage,
-    LogTree,
-    NodeSnapshot,
     PieceKind,
-    PodList,
-    PodListSource,
-    PodLogDirectory,
     ReferenceKind,
-    RuntimeInfo,
     Sandbox,
     StorageGraph,
     StoredPiece,

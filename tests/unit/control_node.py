@@ -25,20 +25,19 @@ import pytest
 from nodeagent.api.client import encode_request
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.cli import main as command_line
-from nodeagent.clock import SystemClock
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.control import server as control
-from nodeagent.daemon.control import server as control_socket
+from nodeagent.daemon.control import server as control, server as control_socket
 from nodeagent.daemon.control.server import ControlServer
 from nodeagent.daemon.http import server as http_server
 from nodeagent.gc.agent import open_agent
 from nodeagent.host.sockets import Peer
 from nodeagent.loops.passes import LoopStatuses, PassLock
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
+from nodeagent.units import SystemClock
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer
@@ -48,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AbstractAsyncContextManager
 
-    from nodeagent.clock import Clock
     from nodeagent.gc.agent import Agent
+    from nodeagent.units import Clock
     from tests.sim.faults import Faults
 
 ROOT = Peer(1, 0, frozenset({0}))

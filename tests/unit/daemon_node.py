@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from nodeagent.api import requests as api
-from nodeagent.daemon import service_manager as service
-from nodeagent.daemon import supervisor
+from nodeagent.daemon import service_manager as service, supervisor
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control.requests import CALLER, Caller
 from nodeagent.daemon.control.service import ControlService
@@ -26,7 +25,7 @@ from nodeagent.host.systemd import Notifier
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.loops.pause import pause, restore_pause, resume
 from nodeagent.loops.reload_grace import restore_grace
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log

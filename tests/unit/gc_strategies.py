@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 
 from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
-from nodeagent.model import (
+from nodeagent.model.node import NodeSnapshot, Role
+from nodeagent.model.pods import PodList, PodListSource
+from nodeagent.model.runtime import (
+    ANNOTATION_SOURCE,
     ContainerState,
     Image,
     ImageUsage,
-    NodeSnapshot,
     PieceKind,
-    PodList,
-    PodListSource,
     ReferenceKind,
-    Role,
     StorageGraph,
     StoredPiece,
 )
-from nodeagent.model.runtime import ANNOTATION_SOURCE
 from tests.unit.builders import MIB, ago, container, filesystem, log_directory, log_link, sandbox, snapshot
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from nodeagent.gc.plan.policy import ImageGCPolicy
 from tests.unit.builders import DAY_S, image, snapshot, used
 
 if TYPE_CHECKING:
-    from nodeagent.model import Image, NodeSnapshot
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import Image
 
 POLICY = ImageGCPolicy()
 

@@ -6,7 +6,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from nodeagent.model import KubeletProcess, KubeletTraces
+from nodeagent.model.node import KubeletProcess, KubeletTraces
 
 KUBELET: Final = KubeletTraces(processes=(KubeletProcess(812, "kubelet"),))
 NO_KUBELET: Final = KubeletTraces()

@@ -18,7 +18,7 @@ import nodeagent
 from nodeagent.cli.main import app
 from nodeagent.config.validation import settings_of
 from nodeagent.daemon.http.metrics import TEXTFILE_TIME
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 from nodeagent.telemetry.counters import METRICS
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def test_generated_files_are_checked_with_the_checkout_of_the_makefile_and_not_t
         return [subprocess.run(each, cwd=tmp_path, capture_output=True, check=False).returncode for each in checks]
 
     assert codes() == [0]
-    path = tmp_path / "nodeagent/settings/endpoints.py"
+    path = tmp_path / "nodeagent/settings/settings.py"
     old = "File of all metrics"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, "Other text"))

@@ -7,86 +7,66 @@ from typing import Annotated
 
 import typer
 
+from nodeagent.cli import options
 from nodeagent.cli.completion_values import hold_ids, image_names
 from nodeagent.cli.exit_codes import EPILOG
-from nodeagent.cli.list_views import HOLDS
-from nodeagent.cli.listing import ListOptions
-from nodeagent.cli.options import (
-    CONTAINER_GC,
-    IMAGE_GC,
-    CommandGroup,
-    ConfigOption,
-    DirectOption,
-    DryRunOption,
-    EndpointOption,
-    ForceOption,
-    KeptOption,
-    Output,
-    OutputOption,
-    Overrides,
-    PlanOutput,
-    PlanOutputOption,
-    SettingOption,
-    YesOption,
-    at_endpoint,
-    command_group,
-    named_file,
-    refuse_options_before_subcommand,
-    with_list_options,
-    with_setting_options,
-)
+from nodeagent.cli.listing import HOLDS, ListOptions
 
-gc_app = command_group(
+gc_app = options.command_group(
     "Remove unused images, dead containers or leaks now.\n\nThe plan is printed and confirmed first; --dry-run only "
     "prints it, --yes skips the confirmation.",
     epilog=EPILOG,
 )
-plan_app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
-hold_app = command_group("Protect images from removal for a limited time.")
+plan_app = typer.Typer(cls=options.CommandGroup, rich_markup_mode=None)
+hold_app = options.command_group("Protect images from removal for a limited time.")
 
 
-def _add_gc_command(scope: str, options: Iterable[SettingOption], text: str) -> None:
+def _add_gc_command(scope: str, setting_options: Iterable[options.SettingOption], text: str) -> None:
     """Add ``gc SCOPE`` with its own setting options and its help text."""
 
     @gc_app.command(scope, help=text, epilog=EPILOG)
-    @with_setting_options(*options)
+    @options.with_setting_options(*setting_options)
     def run(
-        config: ConfigOption = None,
-        endpoint: EndpointOption = None,
-        dry_run: DryRunOption = False,
-        yes: YesOption = False,
-        output: PlanOutputOption = PlanOutput.TABLE,
-        kept: KeptOption = False,
-        direct: DirectOption = False,
+        config: options.ConfigOption = None,
+        endpoint: options.EndpointOption = None,
+        dry_run: options.DryRunOption = False,
+        yes: options.YesOption = False,
+        output: options.PlanOutputOption = options.PlanOutput.TABLE,
+        kept: options.KeptOption = False,
+        direct: options.DirectOption = False,
         *,
-        overrides: Overrides,
+        overrides: options.Overrides,
     ) -> None:
         from nodeagent.cli.gc import CollectOptions, collect  # noqa: PLC0415
 
         collect(
-            CollectOptions(scope, config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct)
+            CollectOptions(
+                scope, config, dry_run, yes, output.value, kept, options.at_endpoint(endpoint, overrides), direct
+            )
         )
 
 
 _add_gc_command(
     "images",
-    IMAGE_GC,
+    options.IMAGE_GC,
     "Remove unused images, least recently used first.\n\n"
     "Removal starts when the usage of imagefs reaches the high threshold, and stops at the low threshold.",
 )
-_add_gc_command("containers", CONTAINER_GC, "Remove dead containers, empty sandboxes, orphaned logs.")
-_add_gc_command("all", (*IMAGE_GC, *CONTAINER_GC), "Remove dead containers, sandboxes, logs, unused images.")
+_add_gc_command("containers", options.CONTAINER_GC, "Remove dead containers, empty sandboxes, orphaned logs.")
+_add_gc_command(
+    "all", (*options.IMAGE_GC, *options.CONTAINER_GC), "Remove dead containers, sandboxes, logs, unused images."
+)
 
 
 @gc_app.command("leaks", epilog=EPILOG)
 def gc_leaks(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
-    dry_run: DryRunOption = False,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
+    dry_run: options.DryRunOption = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete the listed leaks (default: only list)")] = False,
-    output: PlanOutputOption = PlanOutput.TABLE,
-    kept: KeptOption = False,
-    direct: DirectOption = False,
+    output: options.PlanOutputOption = options.PlanOutput.TABLE,
+    kept: options.KeptOption = False,
+    direct: options.DirectOption = False,
     minimum_age: Annotated[
         str, typer.Option("--minimum-age", metavar="DURATION", help="Keep items created more recently than this")
     ] = "24h",
@@ -98,10 +78,9 @@ def gc_leaks(
 
     An item is unreferenced if no image, container, lease, or other blob or snapshot refers to it.
     """
-    from nodeagent.cli.gc import CollectOptions  # noqa: PLC0415
-    from nodeagent.cli.leaks import collect_leaks  # noqa: PLC0415
+    from nodeagent.cli.gc import CollectOptions, collect_leaks  # noqa: PLC0415
 
-    request = CollectOptions("leaks", config, dry_run, yes, output.value, kept, at_endpoint(endpoint), direct)
+    request = CollectOptions("leaks", config, dry_run, yes, output.value, kept, options.at_endpoint(endpoint), direct)
     collect_leaks(request, minimum_age=minimum_age, rooted=rooted)
 
 
@@ -111,9 +90,9 @@ def gc_undo(
         str, typer.Argument(metavar="PASS", help="Id of the pass, or its beginning [default: the newest]")
     ] = "",
     only_list: Annotated[bool, typer.Option("--list", help="List the passes that can be undone")] = False,
-    config: ConfigOption = None,
-    output: PlanOutputOption = PlanOutput.TABLE,
-    direct: DirectOption = False,
+    config: options.ConfigOption = None,
+    output: options.PlanOutputOption = options.PlanOutput.TABLE,
+    direct: options.DirectOption = False,
 ) -> None:
     """Restore the images removed by a pass.
 
@@ -134,38 +113,42 @@ class PlanScope(StrEnum):
 
 
 @plan_app.callback(invoke_without_command=True)
-@with_setting_options(*IMAGE_GC, *CONTAINER_GC)
+@options.with_setting_options(*options.IMAGE_GC, *options.CONTAINER_GC)
 def plan(
     context: typer.Context,
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
     scope: Annotated[PlanScope, typer.Option("--scope", help="Items to plan for")] = PlanScope.ALL,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="File to write [default: standard output]", callback=named_file),
+        typer.Option(
+            "--out", metavar="FILE", help="File to write [default: standard output]", callback=options.named_file
+        ),
     ] = None,
     expires: Annotated[str, typer.Option("--expires", metavar="DURATION", help="Lifetime of the plan")] = "1h",
-    force: ForceOption = False,
+    force: options.ForceOption = False,
     *,
-    overrides: Overrides,
+    overrides: options.Overrides,
 ) -> None:
     """Save a plan of the removals as JSON.
 
     'nodeagent apply FILE' removes the listed items that are still removable; 'nodeagent plan diff' compares two plans.
     """
     if context.invoked_subcommand is not None:
-        refuse_options_before_subcommand(context)
+        options.refuse_options_before_subcommand(context)
         return
     from nodeagent.cli.plan import save  # noqa: PLC0415
 
-    save(config, at_endpoint(endpoint, overrides), scope.value, out, expires, force=force)
+    save(config, options.at_endpoint(endpoint, overrides), scope.value, out, expires, force=force)
 
 
 @plan_app.command("diff", epilog="Exit codes: 0 no difference, 1 decisions differ, 2 a file cannot be used.")
 def plan_diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help="Saved plan", callback=named_file)],
-    after: Annotated[Path, typer.Argument(metavar="B", help="Saved plan to compare with A", callback=named_file)],
-    output: OutputOption = Output.TABLE,
+    before: Annotated[Path, typer.Argument(metavar="A", help="Saved plan", callback=options.named_file)],
+    after: Annotated[
+        Path, typer.Argument(metavar="B", help="Saved plan to compare with A", callback=options.named_file)
+    ],
+    output: options.OutputOption = options.Output.TABLE,
 ) -> None:
     """Compare two saved plans: verdicts and reasons.
 
@@ -176,18 +159,19 @@ def plan_diff(
     diff(before, after, output.value)
 
 
-@with_setting_options(*IMAGE_GC, *CONTAINER_GC)
+@options.with_setting_options(*options.IMAGE_GC, *options.CONTAINER_GC)
 def apply(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Plan saved by 'nodeagent plan --out FILE'", callback=named_file)
+        Path,
+        typer.Argument(metavar="FILE", help="Plan saved by 'nodeagent plan --out FILE'", callback=options.named_file),
     ],
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    output: OutputOption = Output.TABLE,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
+    dry_run: options.DryRunOption = False,
+    yes: options.YesOption = False,
+    output: options.OutputOption = options.Output.TABLE,
     *,
-    overrides: Overrides,
+    overrides: options.Overrides,
 ) -> None:
     """Apply a saved plan.
 
@@ -196,7 +180,7 @@ def apply(
     """
     from nodeagent.cli.plan import ApplyOptions, apply_file  # noqa: PLC0415
 
-    apply_file(ApplyOptions(file, config, dry_run, yes, output.value, at_endpoint(endpoint, overrides)))
+    apply_file(ApplyOptions(file, config, dry_run, yes, output.value, options.at_endpoint(endpoint, overrides)))
 
 
 @hold_app.command("add", epilog=EPILOG)
@@ -210,8 +194,8 @@ def hold_add(
     every: Annotated[bool, typer.Option("--all", help="Hold every image")] = False,
     duration: Annotated[str, typer.Option("--for", metavar="DURATION", help="Lifetime of the hold, such as 2h")] = "1h",
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, shown with every held image")] = "",
-    config: ConfigOption = None,
-    output: OutputOption = Output.TABLE,
+    config: options.ConfigOption = None,
+    output: options.OutputOption = options.Output.TABLE,
 ) -> None:
     """Hold an image, or all images, for a limited time."""
     from nodeagent.cli.hold import add  # noqa: PLC0415
@@ -220,8 +204,10 @@ def hold_add(
 
 
 @hold_app.command("list")
-@with_list_options(HOLDS)
-def hold_list(config: ConfigOption = None, direct: DirectOption = False, *, listing: ListOptions) -> None:
+@options.with_list_options(HOLDS)
+def hold_list(
+    config: options.ConfigOption = None, direct: options.DirectOption = False, *, listing: ListOptions
+) -> None:
     """List the active holds."""
     from nodeagent.cli.hold import list_holds  # noqa: PLC0415
 
@@ -233,7 +219,7 @@ def hold_remove(
     hold_id: Annotated[
         str, typer.Argument(metavar="HOLD", help="Id of the hold, see 'nodeagent hold list'", autocompletion=hold_ids)
     ],
-    config: ConfigOption = None,
+    config: options.ConfigOption = None,
 ) -> None:
     """Remove a hold before its end."""
     from nodeagent.cli.hold import remove  # noqa: PLC0415

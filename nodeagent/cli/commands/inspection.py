@@ -7,31 +7,18 @@ from typing import Annotated
 
 import typer
 
+from nodeagent.cli import options
 from nodeagent.cli.completion_values import image_names, item_names, pass_ids
-from nodeagent.cli.list_views import CONTAINERS, IMAGES, PASSES, PODS
-from nodeagent.cli.listing import ListOptions
-from nodeagent.cli.options import (
-    ConfigOption,
-    DirectOption,
-    EndpointOption,
-    EveryOption,
-    Output,
-    OutputOption,
-    PlanOutput,
-    PlanOutputOption,
-    Source,
-    at_endpoint,
-    with_list_options,
-)
+from nodeagent.cli.listing import CONTAINERS, IMAGES, PASSES, PODS, ListOptions
 from nodeagent.errors import UsageError
 
 
-@with_list_options(IMAGES)
+@options.with_list_options(IMAGES)
 def images(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
     tree: Annotated[bool, typer.Option("--tree", help="Show images as a tree of shared layers")] = False,
-    direct: DirectOption = False,
+    direct: options.DirectOption = False,
     *,
     listing: ListOptions,
 ) -> None:
@@ -44,18 +31,18 @@ def images(
     from nodeagent.cli.lists import list_images  # noqa: PLC0415
 
     show = image_tree if tree else list_images
-    show(Source(config, at_endpoint(endpoint), direct), listing)
+    show(options.Source(config, options.at_endpoint(endpoint), direct), listing)
 
 
 def du(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
     details: Annotated[bool, typer.Option("--details", "-d", help="List the largest members of each category")] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="DURATION", help="Deadline for measuring directories")
     ] = "20s",
-    output: OutputOption = Output.TABLE,
-    direct: DirectOption = False,
+    output: options.OutputOption = options.Output.TABLE,
+    direct: options.DirectOption = False,
 ) -> None:
     """Show the usage of the image filesystem by category.
 
@@ -63,22 +50,30 @@ def du(
     """
     from nodeagent.cli.du import show  # noqa: PLC0415
 
-    show(Source(config, at_endpoint(endpoint), direct), output.value, details=details, timeout=timeout)
+    show(options.Source(config, options.at_endpoint(endpoint), direct), output.value, details=details, timeout=timeout)
 
 
-@with_list_options(CONTAINERS)
+@options.with_list_options(CONTAINERS)
 def containers(
-    config: ConfigOption = None, endpoint: EndpointOption = None, direct: DirectOption = False, *, listing: ListOptions
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
+    direct: options.DirectOption = False,
+    *,
+    listing: ListOptions,
 ) -> None:
     """List containers with pod, state, age and verdict."""
     from nodeagent.cli.lists import list_containers  # noqa: PLC0415
 
-    list_containers(Source(config, at_endpoint(endpoint), direct), listing)
+    list_containers(options.Source(config, options.at_endpoint(endpoint), direct), listing)
 
 
-@with_list_options(PODS)
+@options.with_list_options(PODS)
 def pods(
-    config: ConfigOption = None, endpoint: EndpointOption = None, direct: DirectOption = False, *, listing: ListOptions
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
+    direct: options.DirectOption = False,
+    *,
+    listing: ListOptions,
 ) -> None:
     """List pods with sandboxes, containers and deletion state.
 
@@ -86,7 +81,7 @@ def pods(
     """
     from nodeagent.cli.lists import list_pods  # noqa: PLC0415
 
-    list_pods(Source(config, at_endpoint(endpoint), direct), listing)
+    list_pods(options.Source(config, options.at_endpoint(endpoint), direct), listing)
 
 
 class MemoryChoice(StrEnum):
@@ -97,8 +92,8 @@ class MemoryChoice(StrEnum):
 
 
 def pressure(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
     hard: Annotated[
         str,
         typer.Option(
@@ -115,8 +110,8 @@ def pressure(
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Refresh interval of --watch")
     ] = 2.0,
-    output: PlanOutputOption = PlanOutput.TABLE,
-    direct: DirectOption = False,
+    output: options.PlanOutputOption = options.PlanOutput.TABLE,
+    direct: options.DirectOption = False,
 ) -> None:
     """Show available resources against eviction thresholds.
 
@@ -127,7 +122,7 @@ def pressure(
 
     show(
         config,
-        at_endpoint(endpoint),
+        options.at_endpoint(endpoint),
         output.value,
         hard=hard,
         memory_source="" if memory is None else memory.value,
@@ -137,26 +132,28 @@ def pressure(
 
 
 def doctor(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for a warning too")] = False,
     fix_logind: Annotated[
         bool,
         typer.Option("--fix-logind", help="Raise logind's delay limit for all phases; reload logind"),
     ] = False,
     fix_pin: Annotated[bool, typer.Option("--fix-pin", help="Pin the sandbox image in containerd")] = False,
-    output: OutputOption = Output.TABLE,
+    output: options.OutputOption = options.Output.TABLE,
 ) -> None:
     """Check the node: verdict, evidence and fix per check.
 
     --fix-logind writes a drop-in with an InhibitDelayMaxSec= that covers all phases of a graceful shutdown.
     """
-    from nodeagent.cli.doctor import examine  # noqa: PLC0415
-    from nodeagent.cli.doctor import fix_logind as apply_logind_fix  # noqa: PLC0415
-    from nodeagent.cli.doctor import fix_pin as apply_pin_fix  # noqa: PLC0415
+    from nodeagent.cli.doctor import (  # noqa: PLC0415
+        examine,
+        fix_logind as apply_logind_fix,
+        fix_pin as apply_pin_fix,
+    )
 
     fixes = [*([apply_logind_fix] if fix_logind else []), *([apply_pin_fix] if fix_pin else [])]
-    examine(config, at_endpoint(endpoint), output.value, strict=strict, fixes=fixes)
+    examine(config, options.at_endpoint(endpoint), output.value, strict=strict, fixes=fixes)
 
 
 def explain(
@@ -164,10 +161,10 @@ def explain(
         str,
         typer.Argument(metavar="IMAGE|CONTAINER|POD", help="Name, digest, id or pod UID", autocompletion=item_names),
     ],
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
-    output: OutputOption = Output.TABLE,
-    direct: DirectOption = False,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
+    output: options.OutputOption = options.Output.TABLE,
+    direct: options.DirectOption = False,
 ) -> None:
     """Explain the verdict of an image, container or pod.
 
@@ -176,10 +173,10 @@ def explain(
     """
     from nodeagent.cli.explain import show  # noqa: PLC0415
 
-    show(Source(config, at_endpoint(endpoint), direct), item, output.value)
+    show(options.Source(config, options.at_endpoint(endpoint), direct), item, output.value)
 
 
-@with_list_options(PASSES)
+@options.with_list_options(PASSES)
 def history(
     pass_id: Annotated[
         str | None,
@@ -187,7 +184,7 @@ def history(
             metavar="PASS", help="Show the details of this pass; id or its beginning", autocompletion=pass_ids
         ),
     ] = None,
-    config: ConfigOption = None,
+    config: options.ConfigOption = None,
     since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Maximum age of a pass, such as 24h")] = "",
     image: Annotated[
         str,
@@ -201,7 +198,7 @@ def history(
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="List at most N passes")] = 20,
     idle: Annotated[bool, typer.Option("--all", "-a", help="List passes without removals too")] = False,
     details: Annotated[bool, typer.Option("--details", "-d", help="List the removals of each pass")] = False,
-    direct: DirectOption = False,
+    direct: options.DirectOption = False,
     *,
     listing: ListOptions,
 ) -> None:
@@ -222,16 +219,16 @@ def report(
     files: Annotated[
         list[Path] | None, typer.Argument(metavar="FILE", help="Files of reports to merge; - is standard input")
     ] = None,
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge reports of many nodes into a summary")] = False,
     doctor: Annotated[bool, typer.Option("--doctor", help="Add problems and warnings of 'nodeagent doctor'")] = False,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Nodes per list of the table")] = 10,
     output: Annotated[
-        Output | None,
+        options.Output | None,
         typer.Option("--output", "-o", help="Output format [default: json on one line, with --merge table]"),
     ] = None,
-    direct: DirectOption = False,
+    direct: options.DirectOption = False,
 ) -> None:
     """Print the state of this node on one line, for a fleet.
 
@@ -249,15 +246,17 @@ def report(
     if files:
         raise UsageError("files are read with --merge only")
     show_report(
-        Source(config, at_endpoint(endpoint), direct), "json" if output is None else output.value, doctor=doctor
+        options.Source(config, options.at_endpoint(endpoint), direct),
+        "json" if output is None else output.value,
+        doctor=doctor,
     )
 
 
 def status(
-    config: ConfigOption = None,
-    output: OutputOption = Output.TABLE,
+    config: options.ConfigOption = None,
+    output: options.OutputOption = options.Output.TABLE,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every --every seconds")] = False,
-    every: EveryOption = 2.0,
+    every: options.EveryOption = 2.0,
 ) -> None:
     """Show the state of node and agent on one screen.
 
@@ -269,10 +268,10 @@ def status(
 
 
 def top(
-    config: ConfigOption = None,
-    output: OutputOption = Output.TABLE,
+    config: options.ConfigOption = None,
+    output: options.OutputOption = options.Output.TABLE,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit")] = False,
-    every: EveryOption = 2.0,
+    every: options.EveryOption = 2.0,
 ) -> None:
     """Show signals and pods in eviction order, refreshed.
 
@@ -280,11 +279,11 @@ def top(
     """
     from nodeagent.cli.status import show_top  # noqa: PLC0415
 
-    live = not once and output is Output.TABLE and sys.stdout.isatty()
+    live = not once and output is options.Output.TABLE and sys.stdout.isatty()
     show_top(config, output.value, watch_s=every if live else None)
 
 
-def events(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+def events(config: options.ConfigOption = None, output: options.OutputOption = options.Output.TABLE) -> None:
     """Follow the events of the agent.
 
     With -o json each event is one line.
@@ -295,12 +294,12 @@ def events(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> 
 
 
 def version(
-    config: ConfigOption = None,
-    endpoint: EndpointOption = None,
-    output: OutputOption = Output.TABLE,
-    direct: DirectOption = False,
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
+    output: options.OutputOption = options.Output.TABLE,
+    direct: options.DirectOption = False,
 ) -> None:
     """Show the versions of the agent and the runtime."""
     from nodeagent.cli.version import show_version  # noqa: PLC0415
 
-    show_version(Source(config, at_endpoint(endpoint), direct), output.value)
+    show_version(options.Source(config, options.at_endpoint(endpoint), direct), output.value)

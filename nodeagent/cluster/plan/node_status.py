@@ -13,20 +13,7 @@ from msgspec import UNSET
 
 from nodeagent.cluster.plan.conditions import report_time
 from nodeagent.cluster.plan.registration import NO_RESERVATION, Reservation
-from nodeagent.model.kubernetes import (
-    ARCH_LABEL,
-    HOSTNAME_LABEL,
-    OS_LABEL,
-    ContainerImage,
-    Node,
-    NodeAddress,
-    NodeFacts,
-    NodeStatus,
-    NodeSwap,
-    NodeSystemInfo,
-    ObjectMeta,
-    StatusCondition,
-)
+from nodeagent.model import kubernetes
 from nodeagent.model.pressure import NodeCondition, Signal
 from nodeagent.record import Record
 from nodeagent.units import format_quantity
@@ -77,8 +64,12 @@ class NodeStatusPolicy(Record):
 
 
 def node_status(
-    facts: NodeFacts, policy: NodeStatusPolicy, previous: Sequence[StatusCondition], *, now: datetime
-) -> NodeStatus:
+    facts: kubernetes.NodeFacts,
+    policy: NodeStatusPolicy,
+    previous: Sequence[kubernetes.StatusCondition],
+    *,
+    now: datetime,
+) -> kubernetes.NodeStatus:
     """Return the status of the Node object.
 
     Args:
@@ -90,7 +81,7 @@ def node_status(
     previous = [each for each in previous if each.type in {READY, *NodeCondition}]
     at = report_time(now, previous)
     capacity = _capacity(facts, policy)
-    return NodeStatus(
+    return kubernetes.NodeStatus(
         addresses=_addresses(facts, policy),
         capacity={name: _amount(name, value) for name, value in sorted(capacity.items())},
         allocatable={name: _amount(name, value) for name, value in sorted(_allocatable(capacity, policy).items())},
@@ -107,15 +98,15 @@ def _amount(name: str, value: int) -> str:
     return str(value) if name == "pods" else format_quantity(value)
 
 
-def _addresses(facts: NodeFacts, policy: NodeStatusPolicy) -> tuple[NodeAddress, ...]:
+def _addresses(facts: kubernetes.NodeFacts, policy: NodeStatusPolicy) -> tuple[kubernetes.NodeAddress, ...]:
     internal = policy.addresses or facts.machine.addresses
     return (
-        *(NodeAddress(type="InternalIP", address=each) for each in internal),
-        NodeAddress(type="Hostname", address=facts.name),
+        *(kubernetes.NodeAddress(type="InternalIP", address=each) for each in internal),
+        kubernetes.NodeAddress(type="Hostname", address=facts.name),
     )
 
 
-def _capacity(facts: NodeFacts, policy: NodeStatusPolicy) -> dict[str, int]:
+def _capacity(facts: kubernetes.NodeFacts, policy: NodeStatusPolicy) -> dict[str, int]:
     machine = facts.machine
     found = {
         "cpu": None if machine.cpus is None else machine.cpus * 1000,
@@ -153,9 +144,9 @@ def _hard_threshold(thresholds: Sequence[Threshold], signal: Signal, capacity: i
     )
 
 
-def _node_info(facts: NodeFacts) -> NodeSystemInfo:
+def _node_info(facts: kubernetes.NodeFacts) -> kubernetes.NodeSystemInfo:
     machine = facts.machine
-    return NodeSystemInfo(
+    return kubernetes.NodeSystemInfo(
         machine_id=machine.machine_id,
         system_uuid=machine.system_uuid,
         boot_id=machine.boot_id,
@@ -165,7 +156,7 @@ def _node_info(facts: NodeFacts) -> NodeSystemInfo:
         kubelet_version=agent_version(facts.agent_version),
         operating_system="linux",
         architecture=machine.architecture,
-        swap=NodeSwap(capacity=machine.swap_bytes) if machine.swap_bytes else UNSET,
+        swap=kubernetes.NodeSwap(capacity=machine.swap_bytes) if machine.swap_bytes else UNSET,
     )
 
 
@@ -177,11 +168,11 @@ def agent_version(version: str) -> str:
     return f"v{version}+nodeagent" if version else ""
 
 
-def _images(images: Sequence[Image]) -> tuple[ContainerImage, ...]:
+def _images(images: Sequence[Image]) -> tuple[kubernetes.ContainerImage, ...]:
     """Return the largest images, ties by id; digests precede tags. Source: kubelet ``Images`` setter."""
     largest = sorted(images, key=lambda each: (-(each.size_bytes or 0), each.id))[:MAX_IMAGES]
     return tuple(
-        ContainerImage(
+        kubernetes.ContainerImage(
             names=(*each.repo_digests, *each.repo_tags)[:MAX_IMAGE_NAMES],
             size_bytes=each.size_bytes or 0,
         )
@@ -189,12 +180,14 @@ def _images(images: Sequence[Image]) -> tuple[ContainerImage, ...]:
     )
 
 
-def _conditions(facts: NodeFacts, previous: Sequence[StatusCondition], at: datetime) -> tuple[StatusCondition, ...]:
+def _conditions(
+    facts: kubernetes.NodeFacts, previous: Sequence[kubernetes.StatusCondition], at: datetime
+) -> tuple[kubernetes.StatusCondition, ...]:
     found = [(condition.value, *_pressure(condition, facts.pressure)) for condition in NodeCondition]
     found.append(_ready(facts))
     earlier = {each.type: each for each in previous}
     return tuple(
-        StatusCondition(
+        kubernetes.StatusCondition(
             type=name,
             status=status,
             reason=reason,
@@ -213,7 +206,7 @@ def _pressure(condition: NodeCondition, active: frozenset[NodeCondition] | None)
     return ("True", *met) if condition in active else ("False", *unmet)
 
 
-def _ready(facts: NodeFacts) -> tuple[str, str, str, str]:
+def _ready(facts: kubernetes.NodeFacts) -> tuple[str, str, str, str]:
     """Return type, status, reason and message of the Ready condition. Source: kubelet ``ReadyCondition`` setter."""
     causes = facts.not_ready
     if not causes:
@@ -222,15 +215,19 @@ def _ready(facts: NodeFacts) -> tuple[str, str, str, str]:
     return READY, "False", "KubeletNotReady", message
 
 
-def _transition(earlier: StatusCondition | None, status: str, at: datetime) -> datetime:
+def _transition(earlier: kubernetes.StatusCondition | None, status: str, at: datetime) -> datetime:
     if earlier is None or earlier.status != status or earlier.last_transition_time is None:
         return at
     return earlier.last_transition_time
 
 
 def node_object(
-    facts: NodeFacts, policy: NodeStatusPolicy, previous: Sequence[StatusCondition] = (), *, now: datetime
-) -> Node:
+    facts: kubernetes.NodeFacts,
+    policy: NodeStatusPolicy,
+    previous: Sequence[kubernetes.StatusCondition] = (),
+    *,
+    now: datetime,
+) -> kubernetes.Node:
     """Return the Node object: name, labels and status.
 
     Args:
@@ -240,13 +237,13 @@ def node_object(
         now: time of the heartbeat, aware UTC.
     """
     labels = {
-        ARCH_LABEL: facts.machine.architecture,
-        HOSTNAME_LABEL: facts.name,
-        OS_LABEL: "linux",
+        kubernetes.ARCH_LABEL: facts.machine.architecture,
+        kubernetes.HOSTNAME_LABEL: facts.name,
+        kubernetes.OS_LABEL: "linux",
     }
-    return Node(
+    return kubernetes.Node(
         api_version="v1",
         kind="Node",
-        metadata=ObjectMeta(name=facts.name, labels=labels),
+        metadata=kubernetes.ObjectMeta(name=facts.name, labels=labels),
         status=node_status(facts, policy, previous, now=now),
     )

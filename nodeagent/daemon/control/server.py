@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Final
 from nodeagent import errors
 from nodeagent.api.operations import OPERATIONS, Access, ProblemType, method_name
 from nodeagent.daemon.control.requests import CALLER, Caller, DocumentLines, access_of, run_exclusively
-from nodeagent.daemon.http import messages
+from nodeagent.daemon.http import connection
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.server import ROOT, ConnectionLimits, HttpServer
-from nodeagent.gc.loop import wait_for_any
 from nodeagent.host.sockets import Peer, group_number, is_stale_socket
+from nodeagent.loops.passes import wait_for_any
 from nodeagent.text import encodable
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.control.service import ControlService
-    from nodeagent.settings.endpoints import ControlSettings
+    from nodeagent.settings.settings import ControlSettings
 
 
 class ControlUnavailableError(errors.NodeAgentError):
@@ -215,18 +215,18 @@ class ControlServer:
 
     # ---- requests
 
-    def _routes(self) -> Mapping[str, messages.Route]:
-        routes: dict[str, messages.Route] = {}
+    def _routes(self) -> Mapping[str, connection.Route]:
+        routes: dict[str, connection.Route] = {}
         for path in dict.fromkeys(each.path for each in OPERATIONS.values()):
             here = {name: each for name, each in OPERATIONS.items() if each.path == path}
-            routes[path] = messages.Route(
+            routes[path] = connection.Route(
                 {each.method: partial(self._answer, name) for name, each in here.items()},
                 {each.method: each.body_bytes for each in here.values()},
                 frozenset(each.method for name, each in here.items() if each.streams or name in _LONG),
             )
-        return {**routes, **messages.probe_routes(self._context)}
+        return {**routes, **connection.probe_routes(self._context)}
 
-    async def _authorise(self, request: messages.Request) -> None:
+    async def _authorise(self, request: connection.Request) -> None:
         """Check the access of the caller, set ``CALLER``, and log a request that changes state.
 
         Raises:
@@ -235,11 +235,11 @@ class ControlServer:
         method = "GET" if request.method == "HEAD" else request.method
         name, peer = self._operations.get((request.route, method), request.route), request.peer
         if peer is None:  # only clients over TCP have no credentials; this server does not use TCP
-            raise messages.RefusedRequestError(
-                messages.problem(HTTPStatus.FORBIDDEN, "unknown caller", kind=ProblemType.ACCESS)
+            raise connection.RefusedRequestError(
+                connection.problem(HTTPStatus.FORBIDDEN, "unknown caller", kind=ProblemType.ACCESS)
             )
         settings = self._context.settings.control
-        needed = Access.READ if name in messages.PROBES else OPERATIONS[name].access
+        needed = Access.READ if name in connection.PROBES else OPERATIONS[name].access
         group, user = (None, "root") if peer.uid == ROOT else await self._names(peer, settings.group)
         if (access := access_of(peer, settings, group)) < needed:
             cause = (
@@ -249,7 +249,9 @@ class ControlServer:
             )
             self._context.logger.warning("control_refused", method=name, user=user, uid=peer.uid, pid=peer.pid)
             detail = f"{name} denied to {user}: {cause}"
-            raise messages.RefusedRequestError(messages.problem(HTTPStatus.FORBIDDEN, detail, kind=ProblemType.ACCESS))
+            raise connection.RefusedRequestError(
+                connection.problem(HTTPStatus.FORBIDDEN, detail, kind=ProblemType.ACCESS)
+            )
         if needed is Access.ACT:
             self._context.logger.info("control_request", method=name, user=user, uid=peer.uid, pid=peer.pid)
         CALLER.set(Caller(user, peer.uid == ROOT))
@@ -269,9 +271,9 @@ class ControlServer:
                 return await run_exclusively(self._naming, lookup)
         except TimeoutError as error:
             detail = f"no answer of the user database within {_NAMES_WITHIN_S:g} s; root has access without it"
-            raise messages.RefusedRequestError(messages.problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)) from error
+            raise connection.RefusedRequestError(connection.problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)) from error
 
-    async def _answer(self, name: str, request: messages.Request) -> messages.Response:
+    async def _answer(self, name: str, request: connection.Request) -> connection.Response:
         async with self._loading:
             if self._service is None:
                 self._service = (await asyncio.to_thread(_load))(self._context)
@@ -279,29 +281,29 @@ class ControlServer:
 
         operation = OPERATIONS[name]
         if operation.streams and request.method == "HEAD":
-            return messages.Response(HTTPStatus.OK, media_type=JSON_LINES)
+            return connection.Response(HTTPStatus.OK, media_type=JSON_LINES)
         if both := sorted(request.query.keys() & request.variables.keys()):
             raise errors.UsageError(f"{both[0]}: given in the path and in the query")
         texts = {**request.query, **request.variables}
         fields = parse_request(request_type(name), texts, request.body)
         method = getattr(self._service, method_name(name))
         if not operation.streams:
-            return messages.Response(HTTPStatus.OK, (await method(fields)).encode(), messages.JSON)
+            return connection.Response(HTTPStatus.OK, (await method(fields)).encode(), connection.JSON)
         lines = DocumentLines(method(fields), partial(self._problem, name))
         await lines.start(None if operation.body_bytes else _FIRST_EVENT_WITHIN_S)
-        return messages.Response(HTTPStatus.OK, lines, JSON_LINES)
+        return connection.Response(HTTPStatus.OK, lines, JSON_LINES)
 
-    def _fail(self, request: messages.Request, error: Exception) -> messages.Response:
+    def _fail(self, request: connection.Request, error: Exception) -> connection.Response:
         return self._problem(self._operations.get((request.route, request.method), "?"), error)
 
-    def _problem(self, name: str, error: Exception) -> messages.Response:
+    def _problem(self, name: str, error: Exception) -> connection.Response:
         if isinstance(error, errors.NodeAgentError):
             found = next((each for kind, each in _PROBLEMS.items() if isinstance(error, kind)), None)
             status, kind = found or (HTTPStatus.CONFLICT, ProblemType.FAILED)
-            return messages.problem(status, encodable(str(error)), kind=kind)
+            return connection.problem(status, encodable(str(error)), kind=kind)
         self._context.logger.error("control_failed", method=name, exc_info=error)
         detail = f"this is a bug, see the daemon's log: {error!r}"
-        return messages.problem(HTTPStatus.INTERNAL_SERVER_ERROR, encodable(detail), kind=ProblemType.BUG)
+        return connection.problem(HTTPStatus.INTERNAL_SERVER_ERROR, encodable(detail), kind=ProblemType.BUG)
 
 
 def _open(path: Path, group: str) -> tuple[socket.socket, int, str]:

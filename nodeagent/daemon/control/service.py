@@ -12,11 +12,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from nodeagent import __version__, model
+from nodeagent import __version__
 from nodeagent.api.common import Document, encode_line, plain
-from nodeagent.daemon.control.requested_pass import RequestedPass, require_agent
-from nodeagent.daemon.control.requests import CALLER, check_number, check_text, parse_scope, run_exclusively
-from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, SettingDocument, Triggered, Version
+from nodeagent.daemon.control.requests import (
+    CALLER,
+    RequestedPass,
+    check_number,
+    check_text,
+    parse_scope,
+    require_agent,
+    run_exclusively,
+)
+from nodeagent.daemon.documents import EffectiveConfig, Paused, Resumed, SettingDocument, Triggered, Version
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
 from nodeagent.daemon.status import (
@@ -31,19 +38,18 @@ from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction import document_readings as eviction
 from nodeagent.gc.documents import readings as gc
 from nodeagent.gc.documents.history import HistoryDocument
-from nodeagent.gc.documents.holds import HoldDocument, HoldList
+from nodeagent.gc.documents.lists import HoldDocument, HoldList
 from nodeagent.gc.documents.passes import Report, ResultDocument
 from nodeagent.gc.documents.undo import Undone, encode_saved_plan
 from nodeagent.gc.hold_file import HoldFile
-from nodeagent.gc.loop import wait_for_any
 from nodeagent.gc.plan.image_protection import EXPRESSION_PREFIX, parse_rule
 from nodeagent.gc.restore import UndoOutcome
 from nodeagent.host.node import node_identity
 from nodeagent.loops.clock_reading import read_clocks, stored_trust
-from nodeagent.loops.passes import Activity
+from nodeagent.loops.passes import Activity, wait_for_any
 from nodeagent.loops.pause import pause, resume
 from nodeagent.loops.pause_file import LONGEST_PAUSE_S
-from nodeagent.model import LONGEST_HOLD_S, ClockTrust, NodeSnapshot
+from nodeagent.model.node import LONGEST_HOLD_S, Hold, NodeSnapshot
 from nodeagent.schemas import SchemaId
 from nodeagent.shutdown import document_readings as shutdown
 from nodeagent.telemetry.logging import REPEATED, Subscription
@@ -53,6 +59,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext, Reloaded
     from nodeagent.gc import executor as outcomes
     from nodeagent.gc.agent import Agent
+    from nodeagent.model.clock import ClockTrust
     from nodeagent.store.clock_record import ClockReading
 
 T = TypeVar("T")
@@ -302,7 +309,7 @@ class ControlService:
             raise UsageError("by: only root places holds for other users")
         at, clock = await self._clock_trust()
         until = at.wall + timedelta(seconds=seconds)
-        hold = model.Hold("", image, why, by or caller.name, at.wall, until, at.boot_id, at.boottime_s)
+        hold = Hold("", image, why, by or caller.name, at.wall, until, at.boot_id, at.boottime_s)
         placed = await asyncio.to_thread(self._holds().add, hold, clock, limited=not caller.is_root)
         return encode_line(HoldDocument.of(placed, at.wall, clock))
 

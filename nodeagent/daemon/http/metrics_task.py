@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.files import open_trusted
-from nodeagent.daemon.http import messages
+from nodeagent.daemon.http import connection
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.server import ConnectionLimits, HttpServer, Tls, bind
 from nodeagent.errors import ConfigError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.http.metrics import Exposition
     from nodeagent.model.kubernetes import TlsFiles
-    from nodeagent.settings.endpoints import Listen, MetricsSettings
+    from nodeagent.settings.settings import Listen, MetricsSettings
 
     Endpoint = tuple[Listen | None, TlsFiles | None]
 
@@ -143,7 +143,7 @@ class MetricsTask:
         self._loading = asyncio.Lock()
         self._retry_s = _FIRST_RETRY_S
         self._reported = ""
-        router = Router({"/metrics": messages.Route({"GET": self._metrics}), **messages.probe_routes(context)})
+        router = Router({"/metrics": connection.Route({"GET": self._metrics}), **connection.probe_routes(context)})
         self._service = Service(router, self._check_host, self._fail, deadlines or Deadlines())
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -204,29 +204,29 @@ class MetricsTask:
         wait_s, self._retry_s = self._retry_s, min(_LAST_RETRY_S, self._retry_s * 2)
         await self._context.wait_while(lambda: self._endpoint == endpoint, wait_s, stop)
 
-    async def _check_host(self, request: messages.Request) -> None:
+    async def _check_host(self, request: connection.Request) -> None:
         """Reject requests with a foreign ``Host`` header; every other client of the address has access.
 
         Raises:
             RefusedRequestError: the ``Host`` header does not name this node.
         """
         (listen, _), host = self._endpoint, request.headers.get("host", "")
-        if listen is not None and not messages.is_own_host(host, listen):
+        if listen is not None and not connection.is_own_host(host, listen):
             hint = f"address the agent by {listen.text}, localhost, or the name of the node"
-            raise messages.RefusedRequestError(
-                messages.text(HTTPStatus.MISDIRECTED_REQUEST, f"unknown host {host}; {hint}")
+            raise connection.RefusedRequestError(
+                connection.text(HTTPStatus.MISDIRECTED_REQUEST, f"unknown host {host}; {hint}")
             )
 
-    async def _metrics(self, request: messages.Request) -> messages.Response:
+    async def _metrics(self, request: connection.Request) -> connection.Response:
         async with self._loading:
             if self._exposition is None:
                 self._exposition = await load_exposition(self._context)
         kind, body = await self._exposition.render(request.headers.get("accept", ""))
-        return messages.Response(HTTPStatus.OK, body, kind)
+        return connection.Response(HTTPStatus.OK, body, kind)
 
-    def _fail(self, request: messages.Request, error: Exception) -> messages.Response:
+    def _fail(self, request: connection.Request, error: Exception) -> connection.Response:
         self._logger.error("metrics_crashed", path=request.path, exc_info=error)
-        return messages.text(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a bug; the daemon's log has the traceback")
+        return connection.text(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a bug; the daemon's log has the traceback")
 
 
 def _remove(path: str) -> None:

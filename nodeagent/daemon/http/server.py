@@ -21,15 +21,14 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from nodeagent.daemon.http.connection import HEAD_BYTES, HttpConnection, Receipt, Service
-from nodeagent.daemon.http.messages import problem
+from nodeagent.daemon.http.connection import HEAD_BYTES, HttpConnection, Receipt, Service, problem
 from nodeagent.host.sockets import Peer, is_stale_socket, read_peer
 from nodeagent.record import Record
 
 if TYPE_CHECKING:
     import ssl
 
-    from nodeagent.settings.endpoints import Listen
+    from nodeagent.settings.settings import Listen
 
 ROOT: Final = 0
 _SMALL_BODY_BYTES: Final = 16 << 10

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.memory_model import estimate_memory, explain_difference, lowest_estimate, memory_parts
 from nodeagent.gc.plan.image_protection import describe_gap
-from nodeagent.model import TRUSTED, ClockTrust, ObservationGap, Role, RoleBasis, RoleDecision
+from nodeagent.model.clock import TRUSTED, ClockTrust
+from nodeagent.model.node import Role, RoleBasis, RoleDecision
 from nodeagent.model.pressure import MemoryCounters, NodeMemory, Signal, SignalReading
 from nodeagent.record import Record
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from nodeagent.eviction.plan.thresholds import Threshold
-    from nodeagent.shutdown.plan.budget import ShutdownBudget
+    from nodeagent.model.runtime import ObservationGap
+    from nodeagent.shutdown.plan.planner import ShutdownBudget
 
 _LITTLE_STATE_BYTES: Final = 64 << 20
 _LAZY_SNAPSHOTTERS: Final = frozenset({"stargz", "nydus", "soci", "overlaybd"})

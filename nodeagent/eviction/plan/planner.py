@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from typing import Final
 
-from nodeagent.eviction.plan import local_storage
-from nodeagent.eviction.plan.effects import OutstandingEffect, withholding
+from nodeagent.eviction.plan.effects import (
+    OutstandingEffect,
+    Unrelieved,
+    drives_shortage,
+    measure_growth,
+    no_relief_reasons,
+    unrelieved,
+    withholding,
+)
 from nodeagent.eviction.plan.memory_model import is_cache_in_use
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
-from nodeagent.eviction.plan.ranking import Eviction, RankedPod, RankingInput, not_there_reason, rank_pods
+from nodeagent.eviction.plan.ranking import (
+    Eviction,
+    RankedPod,
+    RankingInput,
+    Violation,
+    estimate_note,
+    find_violation,
+    format_reading,
+    limit_message,
+    not_there_reason,
+    offenders,
+    pressure_message,
+    rank_pods,
+)
 from nodeagent.eviction.plan.reclaim import ReclaimStep, reclaim_steps, shortage_of
-from nodeagent.eviction.plan.relief import Unrelieved, drives_shortage, measure_growth, no_relief_reasons, unrelieved
 from nodeagent.eviction.plan.state import Evaluation, limit_reached
 from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold, ThresholdStatus, ValidatedReadings, validate
 from nodeagent.model import pressure
@@ -143,8 +161,8 @@ def _details(status: ThresholdStatus) -> dict[str, Detail]:
     if status.observation is not None and status.limit is not None:
         available, capacity = status.observation.available, status.observation.capacity
         details |= {"available": available, "capacity": capacity, "limit": status.limit}
-        shown = [local_storage.format_reading(status, each) for each in (available, capacity, status.limit)]
-        note = local_storage.estimate_note(status.observation)
+        shown = [format_reading(status, each) for each in (available, capacity, status.limit)]
+        note = estimate_note(status.observation)
         details["reading"] = f"{shown[0]} of {shown[1]}, limit {shown[2]}{note}"
     return details
 
@@ -308,14 +326,14 @@ class _Planner:
         self._kept = {id(pod): reason for pod in self._pods if (reason := self._keep_reason(pod)) is not None}
         self._limits: list[Reason] = []
 
-    def pods_over_limits(self) -> list[tuple[pressure.PodFacts, local_storage.Violation]]:
+    def pods_over_limits(self) -> list[tuple[pressure.PodFacts, Violation]]:
         """Return the unprotected pods over their own storage limits, in eviction order."""
         if not self._policy.local_storage_isolation:
             return []
         found = [
             (pod, violation)
             for pod in self._pods
-            if id(pod) not in self._kept and (violation := local_storage.find_violation(pod, self._layout)) is not None
+            if id(pod) not in self._kept and (violation := find_violation(pod, self._layout)) is not None
         ]
         return sorted(found, key=lambda each: (each[0].priority.value or 0, -each[1].excess_bytes, each[0].uid))
 
@@ -337,7 +355,7 @@ class _Planner:
             status=None,
             ranked=None,
             grace_s=effective_grace_s(None, pod, self._policy),
-            message=local_storage.limit_message(violation),
+            message=limit_message(violation),
         )
         others = Reason(ReasonCode.ANOTHER_POD_EVICTED, {"victim": _name(pod)})
         decisions = [
@@ -463,7 +481,7 @@ class _Planner:
         return self._placement._replace(ranked=status.threshold.filesystem, cache_in_use=cache_in_use)
 
     def _victim(self, status: ThresholdStatus, reason: Reason, ranked: RankedPod) -> Eviction:
-        over_request = local_storage.offenders(ranked.pod, ranked.resource)
+        over_request = offenders(ranked.pod, ranked.resource)
         return Eviction(
             pod=ranked.pod,
             reason=Reason(reason.code, {**reason.details, **_numbers(ranked)}),
@@ -472,7 +490,7 @@ class _Planner:
             status=status,
             ranked=ranked,
             grace_s=effective_grace_s(status.threshold, ranked.pod, self._policy),
-            message=local_storage.pressure_message(status, ranked.resource, over_request),
+            message=pressure_message(status, ranked.resource, over_request),
         )
 
     def _not_there_reason(self, pod: pressure.PodFacts, status: ThresholdStatus) -> Reason | None:

@@ -7,10 +7,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.eviction.plan.local_storage import find_violation
 from nodeagent.eviction.plan.memory_model import is_disputed, lowest_estimate
 from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
+from nodeagent.eviction.plan.ranking import find_violation
 from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, ThresholdStatus, Unit
 from nodeagent.record import Record, replace
 

@@ -1,34 +1,23 @@
-"""Eviction order of pods, their writable layers by image filesystem, and the eviction of one pod.
+"""Eviction order of pods, pods over their own local storage limits, and the eviction of one pod with its message.
 
 The kubelet monitors only the first image filesystem and attributes all writable layers to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from enum import StrEnum
 from typing import Final, NamedTuple
 
+from nodeagent.eviction.plan.memory_model import estimate_memory
 from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold, ThresholdStatus, Unit
+from nodeagent.model import pressure
 from nodeagent.model.decision import Detail, Reason, ReasonCode
-from nodeagent.model.pressure import (
-    Fact,
-    FactSource,
-    FilesystemLayout,
-    FilesystemRole,
-    Footprint,
-    LayerUsage,
-    OtherImageFilesystem,
-    PodFacts,
-    PodLifecycle,
-    PodUsage,
-    Resource,
-    Signal,
-)
 from nodeagent.record import Record, replace
-from nodeagent.units import format_bytes
+from nodeagent.units import format_bytes, format_quantity
 
 
-def is_on(layer: LayerUsage, other: OtherImageFilesystem) -> bool | None:
+def is_on(layer: pressure.LayerUsage, other: pressure.OtherImageFilesystem) -> bool | None:
     """Return whether a writable layer is on this image filesystem; ``None`` if unknown or contradictory.
 
     The device of the layer or its snapshotter identifies the filesystem; if both are known, they must agree.
@@ -40,20 +29,23 @@ def is_on(layer: LayerUsage, other: OtherImageFilesystem) -> bool | None:
     return by_device if by_device is by_store else None
 
 
-def on_first(usage: PodUsage, others: Collection[OtherImageFilesystem]) -> Footprint:
+def on_first(usage: pressure.PodUsage, others: Collection[pressure.OtherImageFilesystem]) -> pressure.Footprint:
     """Return the usage of a pod's writable layers, except the layers known to be on the filesystems ``others``."""
     first = [each for each in usage.layers if not any(is_on(each, other) for other in others)]
     return usage.writable if len(first) == len(usage.layers) else total_footprint(each.used for each in first)
 
 
-def on_filesystem(usage: PodUsage, other: OtherImageFilesystem) -> Footprint | None:
+def on_filesystem(usage: pressure.PodUsage, other: pressure.OtherImageFilesystem) -> pressure.Footprint | None:
     """Return the usage of a pod's writable layers on this filesystem; ``None`` if no layer is known to be on it."""
     found = [each.used for each in usage.layers if is_on(each, other)]
     return total_footprint(found) if found else None
 
 
 def not_there_reason(
-    pod: PodFacts, threshold: Threshold, layout: FilesystemLayout, others: Collection[OtherImageFilesystem]
+    pod: pressure.PodFacts,
+    threshold: Threshold,
+    layout: pressure.FilesystemLayout,
+    others: Collection[pressure.OtherImageFilesystem],
 ) -> Reason | None:
     """Return the reason why a pod is no eviction candidate for the threshold's filesystem; ``None`` for a candidate.
 
@@ -70,27 +62,27 @@ def not_there_reason(
             return Reason(ReasonCode.LAYERS_UNKNOWN, {"filesystem": other.path})
         return Reason(ReasonCode.LAYERS_ELSEWHERE, {"filesystem": other.path})
     role = MEANINGS[threshold.signal].filesystem
-    if role in {None, FilesystemRole.NODEFS} or layout is not FilesystemLayout.DEDICATED_IMAGEFS:
+    if role in {None, pressure.FilesystemRole.NODEFS} or layout is not pressure.FilesystemLayout.DEDICATED_IMAGEFS:
         return None
     if layers and all(any(is_on(each, one) for one in others) for each in layers):
         return Reason(ReasonCode.LAYERS_ELSEWHERE, {"filesystem": str(role)})
     return None
 
 
-def total_footprint(parts: Iterable[Footprint]) -> Footprint:
+def total_footprint(parts: Iterable[pressure.Footprint]) -> pressure.Footprint:
     """Return the sum of the parts: unknown if a part is unknown, a lower bound if a part is a lower bound."""
     listed = tuple(parts)
     sizes = [each.used_bytes for each in listed if each.used_bytes is not None]
     inodes = [each.used_inodes for each in listed if each.used_inodes is not None]
-    return Footprint(
+    return pressure.Footprint(
         sum(sizes) if len(sizes) == len(listed) else None,
         sum(inodes) if len(inodes) == len(listed) else None,
         any(each.is_lower_bound for each in listed),
     )
 
 
-_GUESSED = frozenset({FactSource.INFERRED, FactSource.ASSUMED})
-_BYTES = frozenset({Resource.MEMORY, Resource.EPHEMERAL_STORAGE})
+_GUESSED = frozenset({pressure.FactSource.INFERRED, pressure.FactSource.ASSUMED})
+_BYTES = frozenset({pressure.Resource.MEMORY, pressure.Resource.EPHEMERAL_STORAGE})
 
 
 class RankedPod(Record):
@@ -111,9 +103,9 @@ class RankedPod(Record):
         assumed: notes on facts that were inferred, assumed or not read, such as ``priority assumed``.
     """
 
-    pod: PodFacts
+    pod: pressure.PodFacts
     rank: int
-    resource: Resource
+    resource: pressure.Resource
     usage: int | None
     request: int
     priority: int
@@ -182,15 +174,15 @@ class RankingInput(NamedTuple):
             these pods end.
     """
 
-    layout: FilesystemLayout
-    others: Collection[OtherImageFilesystem] = ()
-    ranked: OtherImageFilesystem | None = None
+    layout: pressure.FilesystemLayout
+    others: Collection[pressure.OtherImageFilesystem] = ()
+    ranked: pressure.OtherImageFilesystem | None = None
     removes_volumes: bool = False
     cache_in_use: bool = False
 
 
 def rank_pods(
-    pods: Iterable[PodFacts], signal: Signal, placement: FilesystemLayout | RankingInput
+    pods: Iterable[pressure.PodFacts], signal: pressure.Signal, placement: pressure.FilesystemLayout | RankingInput
 ) -> tuple[RankedPod, ...]:
     """Return the pods that are not finished, in eviction order for a signal.
 
@@ -212,15 +204,15 @@ def rank_pods(
     if resource is None:
         return ()
     placement = _placement(placement)
-    unfinished = [pod for pod in pods if pod.lifecycle is not PodLifecycle.FINISHED]
+    unfinished = [pod for pod in pods if pod.lifecycle is not pressure.PodLifecycle.FINISHED]
     measured = [_measure(pod, signal, resource, placement) for pod in unfinished]
     stalls = MEANINGS[signal].unit is Unit.STALL_PERCENT
-    measured.sort(key=_key_stall if stalls else _key_pids if resource is Resource.PIDS else _key_usage)
+    measured.sort(key=_key_stall if stalls else _key_pids if resource is pressure.Resource.PIDS else _key_usage)
     return tuple(replace(each, rank=rank) for rank, each in enumerate(measured, start=1))
 
 
 def usage_of(
-    usage: PodUsage | None, signal: Signal, placement: FilesystemLayout | RankingInput
+    usage: pressure.PodUsage | None, signal: pressure.Signal, placement: pressure.FilesystemLayout | RankingInput
 ) -> tuple[int | None, tuple[str, ...]]:
     """Return a pod's usage of the resource of a signal, and a note for each part that was not read.
 
@@ -235,7 +227,7 @@ def usage_of(
         return None, ()
     if meaning.filesystem is None:
         return _plain_usage(usage, signal)
-    inodes = meaning.resource is Resource.INODES
+    inodes = meaning.resource is pressure.Resource.INODES
     found = {
         name: each.used_inodes if inodes else each.used_bytes
         for name, each in _parts(usage, meaning.filesystem, _placement(placement)).items()
@@ -246,43 +238,45 @@ def usage_of(
     return sum(number or 0 for number in found.values()), missing
 
 
-def _placement(placement: FilesystemLayout | RankingInput) -> RankingInput:
+def _placement(placement: pressure.FilesystemLayout | RankingInput) -> RankingInput:
     return placement if isinstance(placement, RankingInput) else RankingInput(placement)
 
 
-def _is_lower_bound(usage: PodUsage | None, signal: Signal, placement: RankingInput) -> bool:
+def _is_lower_bound(usage: pressure.PodUsage | None, signal: pressure.Signal, placement: RankingInput) -> bool:
     filesystem = MEANINGS[signal].filesystem
     if usage is None or filesystem is None:
         return False
     return any(each.is_lower_bound for each in _parts(usage, filesystem, placement).values())
 
 
-def _plain_usage(usage: PodUsage, signal: Signal) -> tuple[int | None, tuple[str, ...]]:
-    if signal is Signal.PID_AVAILABLE:
+def _plain_usage(usage: pressure.PodUsage, signal: pressure.Signal) -> tuple[int | None, tuple[str, ...]]:
+    if signal is pressure.Signal.PID_AVAILABLE:
         return usage.pids, ()
-    if signal is Signal.SWAP_FREE:
+    if signal is pressure.Signal.SWAP_FREE:
         return usage.swap_bytes, ()
     if usage.memory_bytes is None:
         return None, ()
     return usage.memory_bytes + (usage.swap_bytes or 0), ()  # without swap accounting there is no swap
 
 
-def _parts(usage: PodUsage, filesystem: FilesystemRole, placement: RankingInput) -> dict[str, Footprint]:
+def _parts(
+    usage: pressure.PodUsage, filesystem: pressure.FilesystemRole, placement: RankingInput
+) -> dict[str, pressure.Footprint]:
     """Return the footprint of each part of a pod's disk usage on a filesystem: writable layers, logs, volumes."""
     if placement.ranked is not None:
-        return {"writable layers": on_filesystem(usage, placement.ranked) or Footprint()}
+        return {"writable layers": on_filesystem(usage, placement.ranked) or pressure.Footprint()}
     layout = placement.layout
     writable = {"writable layers": on_first(usage, placement.others)}
     others = {"logs": usage.logs, "volumes": usage.volumes}
-    if layout is FilesystemLayout.DEDICATED_IMAGEFS:
-        return others if filesystem is FilesystemRole.NODEFS else writable
-    if layout is FilesystemLayout.SPLIT and filesystem is FilesystemRole.IMAGEFS:
+    if layout is pressure.FilesystemLayout.DEDICATED_IMAGEFS:
+        return others if filesystem is pressure.FilesystemRole.NODEFS else writable
+    if layout is pressure.FilesystemLayout.SPLIT and filesystem is pressure.FilesystemRole.IMAGEFS:
         return {}
     return writable | others
 
 
 def freed_by_eviction(
-    usage: PodUsage | None, signal: Signal, placement: FilesystemLayout | RankingInput
+    usage: pressure.PodUsage | None, signal: pressure.Signal, placement: pressure.FilesystemLayout | RankingInput
 ) -> tuple[float | None, bool]:
     """Return the amount that an eviction returns to a signal, and whether its measurement is incomplete.
 
@@ -298,32 +292,37 @@ def freed_by_eviction(
         parts = _parts(usage, meaning.filesystem, placement)
         if not placement.removes_volumes:
             parts.pop("volumes", None)
-        inodes = meaning.resource is Resource.INODES
+        inodes = meaning.resource is pressure.Resource.INODES
         found = [each.used_inodes if inodes else each.used_bytes for each in parts.values()]
         known = [each for each in found if each is not None]
         return (sum(known) if known or not found else None), any(each.is_lower_bound for each in parts.values())
-    if signal is Signal.PID_AVAILABLE:
+    if signal is pressure.Signal.PID_AVAILABLE:
         return usage.pids, False
-    if signal is Signal.SWAP_FREE:
+    if signal is pressure.Signal.SWAP_FREE:
         return usage.swap_bytes, False
     if meaning.unit is Unit.STALL_PERCENT:
-        return usage.stalled_full_percent if signal is Signal.MEMORY_PSI_FULL else usage.stalled_some_percent, False
+        return (
+            usage.stalled_full_percent if signal is pressure.Signal.MEMORY_PSI_FULL else usage.stalled_some_percent,
+            False,
+        )
     remains = 0 if placement.removes_volumes else usage.memory_volumes_bytes
     remains += 0 if placement.cache_in_use else usage.memory_cache_bytes
     return None if usage.memory_bytes is None else max(0, usage.memory_bytes - remains), False
 
 
-def _measure(pod: PodFacts, signal: Signal, resource: Resource, placement: RankingInput) -> RankedPod:
+def _measure(
+    pod: pressure.PodFacts, signal: pressure.Signal, resource: pressure.Resource, placement: RankingInput
+) -> RankedPod:
     usage, unread = usage_of(pod.usage, signal, placement)
-    facts: list[tuple[str, Fact[int | None]]] = [("priority", pod.priority)]
+    facts: list[tuple[str, pressure.Fact[int | None]]] = [("priority", pod.priority)]
     request = 0
-    if resource in _BYTES and signal is not Signal.SWAP_FREE:
-        fact = pod.memory_request_bytes if resource is Resource.MEMORY else pod.ephemeral_request_bytes
+    if resource in _BYTES and signal is not pressure.Signal.SWAP_FREE:
+        fact = pod.memory_request_bytes if resource is pressure.Resource.MEMORY else pod.ephemeral_request_bytes
         facts.append((f"{resource} request", fact))
         request = fact.value or 0
     assumed = tuple(f"{name} {fact.source}" for name, fact in facts if fact.source in _GUESSED)
     is_lower_bound = _is_lower_bound(pod.usage, signal, placement)
-    swapped = (pod.usage.swap_bytes or 0) if resource is Resource.MEMORY and pod.usage is not None else 0
+    swapped = (pod.usage.swap_bytes or 0) if resource is pressure.Resource.MEMORY and pod.usage is not None else 0
     frees, frees_at_least = freed_by_eviction(pod.usage, signal, placement)
     return RankedPod(
         pod,
@@ -355,7 +354,7 @@ def _key_stall(each: RankedPod) -> tuple[int, float, str]:
     return each.priority, -(each.stalled_percent or 0.0), each.pod.uid
 
 
-_URGENT: Final = frozenset({Resource.MEMORY, Resource.PIDS})
+_URGENT: Final = frozenset({pressure.Resource.MEMORY, pressure.Resource.PIDS})
 
 
 class Eviction(Record):
@@ -370,10 +369,10 @@ class Eviction(Record):
         message: message of the pod status, in the kubelet's wording.
     """
 
-    pod: PodFacts
+    pod: pressure.PodFacts
     reason: Reason
     signal: str
-    starved: Resource
+    starved: pressure.Resource
     status: ThresholdStatus | None
     ranked: RankedPod | None
     grace_s: float
@@ -383,3 +382,174 @@ class Eviction(Record):
     def is_urgent(self) -> bool:
         """Whether the starved resource, memory or PIDs, can be exhausted within a second."""
         return self.starved in _URGENT
+
+
+class StorageLimit(StrEnum):
+    """Kind of storage limit, named as in the label of the kubelet's eviction metric."""
+
+    EMPTY_DIR = "emptydirfs.limit"
+    POD = "ephemeralpodfs.limit"
+    CONTAINER = "ephemeralcontainerfs.limit"
+
+
+class Violation(NamedTuple):
+    """Storage limit exceeded by a pod, with usage and limit.
+
+    Attributes:
+        name: name of the emptyDir volume or container; empty for the limit of the pod.
+        limit_text: the limit as written in the definition of the pod, for display.
+    """
+
+    limit: StorageLimit
+    name: str
+    usage_bytes: int
+    limit_bytes: int
+    limit_text: str = ""
+
+    @property
+    def excess_bytes(self) -> int:
+        """Usage above the limit, in bytes."""
+        return self.usage_bytes - self.limit_bytes
+
+    @property
+    def reason(self) -> Reason:
+        """The reason to evict the pod."""
+        numbers = {"usage_bytes": self.usage_bytes, "limit_bytes": self.limit_bytes}
+        if self.limit is StorageLimit.EMPTY_DIR:
+            return Reason(ReasonCode.EMPTY_DIR_OVER_LIMIT, {"volume": self.name, **numbers})
+        if self.limit is StorageLimit.POD:
+            return Reason(ReasonCode.POD_OVER_STORAGE_LIMIT, numbers)
+        return Reason(ReasonCode.CONTAINER_OVER_STORAGE_LIMIT, {"container": self.name, **numbers})
+
+
+def find_violation(pod: pressure.PodFacts, layout: pressure.FilesystemLayout) -> Violation | None:
+    """Return the first storage limit below a pod's usage; ``None`` if no limit is exceeded or the usage is unknown.
+
+    Limits are checked in this order: emptyDir volumes, the pod, containers. The writable layer of a container counts
+    only if it is on the filesystem of the container's logs.
+
+    Source: kubelet ``localStorageEviction``: ``emptyDirLimitEviction``, ``podEphemeralStorageLimitEviction``,
+    ``containerEphemeralStorageLimitEviction``.
+    """
+    return next((each for each in _candidates(pod, layout) if each.usage_bytes > each.limit_bytes > 0), None)
+
+
+def has_limit(pod: pressure.PodFacts) -> bool:
+    """Return whether a pod has a storage limit: of the pod, of a container or of an emptyDir volume."""
+    return bool(
+        pod.ephemeral_limit_bytes
+        or any(each.limit_bytes for each in pod.empty_dirs)
+        or any(each.ephemeral_limit_bytes for each in pod.containers)
+    )
+
+
+def _candidates(pod: pressure.PodFacts, layout: pressure.FilesystemLayout) -> Iterator[Violation]:
+    for volume in pod.empty_dirs:
+        if volume.used_bytes is not None and volume.limit_bytes:
+            limit_bytes, limit_text = volume.limit_bytes, volume.limit_text
+            yield Violation(StorageLimit.EMPTY_DIR, volume.name, volume.used_bytes, limit_bytes, limit_text)
+    if pod.usage is not None and pod.usage.ephemeral_bytes is not None and pod.ephemeral_limit_bytes:
+        limit_bytes, limit_text = pod.ephemeral_limit_bytes, pod.ephemeral_limit_text
+        yield Violation(StorageLimit.POD, "", pod.usage.ephemeral_bytes, limit_bytes, limit_text)
+    for container in pod.containers:
+        if container.ephemeral_limit_bytes:
+            usage_bytes = container.logs_bytes or 0
+            if layout is pressure.FilesystemLayout.SINGLE:
+                usage_bytes += container.writable_bytes or 0
+            limit_bytes, limit_text = container.ephemeral_limit_bytes, container.ephemeral_limit_text
+            yield Violation(StorageLimit.CONTAINER, container.name, usage_bytes, limit_bytes, limit_text)
+
+
+class Offender(NamedTuple):
+    """A container that uses more than its request.
+
+    Attributes:
+        request_bytes: request of the container; ``None`` if unknown.
+        inferred: whether the request was inferred, not read from a definition of the pod.
+        request_text: the request as written in the definition.
+    """
+
+    name: str
+    usage_bytes: int
+    request_bytes: int | None
+    inferred: bool = False
+    request_text: str = ""
+
+
+def offenders(pod: pressure.PodFacts, resource: pressure.Resource) -> tuple[Offender, ...]:
+    """Return the containers with usage above their request, in the order of the pod; empty for inodes and PIDs.
+
+    An unknown request counts as 0. Storage usage is the sum of writable layer and logs.
+
+    Source: kubelet ``evictionMessage``.
+    """
+    found = (_share(container, resource) for container in pod.containers)
+    return tuple(each for each in found if each is not None and each.usage_bytes > (each.request_bytes or 0))
+
+
+def _share(container: pressure.ContainerFacts, resource: pressure.Resource) -> Offender | None:
+    if resource is pressure.Resource.MEMORY and container.memory_bytes is not None:
+        request_bytes, inferred = container.memory_request_bytes, container.memory_request_inferred
+        return Offender(container.name, container.memory_bytes, request_bytes, inferred, container.memory_request_text)
+    if resource is pressure.Resource.EPHEMERAL_STORAGE:
+        parts = [each for each in (container.writable_bytes, container.logs_bytes) if each is not None]
+        request_bytes, text = container.ephemeral_request_bytes, container.ephemeral_request_text
+        return Offender(container.name, sum(parts), request_bytes, request_text=text) if parts else None
+    return None
+
+
+def pressure_message(status: ThresholdStatus, resource: pressure.Resource, over: tuple[Offender, ...]) -> str:
+    """Return the status message of a pod evicted for a threshold, with the kubelet's trailing space.
+
+    Unlike in the kubelet, a request can be inferred; it is then marked ``(inferred)``. Configured quantities keep their
+    form; readings and percentages of a capacity are binary, counts of inodes and PIDs decimal.
+
+    Source: kubelet ``evictionMessage``, ``GetThresholdQuantity``, ``makeSignalObservations``.
+    """
+    parts = [f"The node was low on resource: {resource}. "]
+    reading, limit = status.observation, status.limit
+    if reading is not None and limit is not None:
+        unit = MEANINGS[reading.signal].unit
+        if unit is Unit.STALL_PERCENT:
+            quantity, available = format_reading(status, limit), format_reading(status, reading.available)
+            parts.append(f"Threshold: {reading.signal} above {quantity}, observed: {available}. ")
+        else:
+            quantity = format_quantity(int(limit), like=status.threshold.amount.text)
+            available = format_quantity(int(reading.available), like="" if unit is Unit.BYTES else "1")
+            parts.append(f"Threshold quantity: {quantity}, available: {available}. ")
+    for name, usage_bytes, request_bytes, inferred, text in over:
+        request = "unknown" if request_bytes is None else format_quantity(request_bytes, like=text)
+        if inferred and request_bytes is not None:
+            request += " (inferred)"
+        parts.append(
+            f"Container {name} was using {format_quantity(usage_bytes)}, request is {request}, "
+            f"has larger consumption of {resource}. "
+        )
+    return "".join(parts)
+
+
+def limit_message(violation: Violation) -> str:
+    """Return the status message of a pod evicted for its own storage limit, with the kubelet's trailing space.
+
+    Source: kubelet ``localStorageEviction``.
+    """
+    limit = format_quantity(violation.limit_bytes, like=violation.limit_text)
+    if violation.limit is StorageLimit.EMPTY_DIR:
+        return f'Usage of EmptyDir volume "{violation.name}" exceeds the limit "{limit}". '
+    if violation.limit is StorageLimit.POD:
+        return f"Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
+    return f'Container {violation.name} exceeded its local ephemeral storage limit "{limit}". '
+
+
+def format_reading(status: ThresholdStatus, number: float) -> str:
+    """Return a reading or limit of a threshold's signal as text, in the unit of the signal."""
+    unit = MEANINGS[status.threshold.signal].unit
+    if unit is Unit.STALL_PERCENT:
+        return f"{number:.2f}%"
+    return format_quantity(int(number)) if unit is Unit.BYTES else str(int(number))
+
+
+def estimate_note(reading: pressure.SignalReading) -> str:
+    """Return the estimate that a reading of memory uses, such as `` (MemAvailable)``; empty for the formula."""
+    basis = "" if reading.memory is None else estimate_memory(reading.memory).basis
+    return f" ({basis})" if basis else ""

@@ -29,8 +29,8 @@ from nodeagent.model.pressure import (
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
-    from nodeagent.model import Container, NodeSnapshot
-    from nodeagent.model.node import LogSpace
+    from nodeagent.model.node import LogSpace, NodeSnapshot
+    from nodeagent.model.runtime import Container
 
 GROWTH_S: Final = 30.0
 """Seconds of growth that a removal outlasts to end a shortage; the eviction of a pod may take as long."""

@@ -22,9 +22,8 @@ from nodeagent.model.pressure import Measurand, Moment, NodeCondition, Signal, S
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
-    from nodeagent.eviction.plan.effects import OutstandingEffect, Victim
+    from nodeagent.eviction.plan.effects import OutstandingEffect, Unrelieved, UsageSample, Victim
     from nodeagent.eviction.plan.policy import EvictionPolicy
-    from nodeagent.eviction.plan.relief import Unrelieved, UsageSample
 
 RECENT_S: Final = 2.0
 

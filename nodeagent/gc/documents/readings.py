@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError, StoreError
 from nodeagent.gc.documents import lists
-from nodeagent.gc.documents.explanation import Explained, ExplanationDocument, PastRemoval
 from nodeagent.gc.documents.lists import LayerStack
-from nodeagent.gc.documents.passes import DiskUsageDocument, PreviewDocument
+from nodeagent.gc.documents.passes import (
+    DiskUsageDocument,
+    Explained,
+    ExplanationDocument,
+    PastRemoval,
+    PreviewDocument,
+)
 from nodeagent.gc.documents.undo import UndoList
 from nodeagent.gc.pass_state import offered_window_s, plans_by_loop
 from nodeagent.gc.plan.explanation import explain
@@ -26,11 +31,11 @@ from nodeagent.pods.plan.deletion import check_pods
 if TYPE_CHECKING:
     import threading
 
-    from nodeagent.gc import pass_state
-    from nodeagent.gc import pass_state as gc_preview
+    from nodeagent.gc import pass_state, pass_state as gc_preview
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews
-    from nodeagent.model import Container, NodeSnapshot, Sandbox
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import Container, Sandbox
 
 _PAST_PASSES: Final = 5
 _MAX_SIMILAR: Final = 3

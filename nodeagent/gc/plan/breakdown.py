@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from nodeagent import model
 from nodeagent.gc.plan.image_users import find_users
+from nodeagent.model.runtime import (
+    ContainerState,
+    FsObservation,
+    Image,
+    PieceKind,
+    ReferenceKind,
+    StorageGraph,
+    UnreferencedPiece,
+)
 from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import Record
 
-_MAYBE_RUNNING: Final = frozenset({model.ContainerState.RUNNING, model.ContainerState.UNKNOWN})
+if TYPE_CHECKING:
+    from nodeagent.model.node import NodeSnapshot
+
+_MAYBE_RUNNING: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
 
 class UsageCategory(StrEnum):
@@ -55,7 +66,7 @@ class MeasuredUsage(Record):
         log_files: the largest files in the pod log root.
     """
 
-    unreferenced: Sequence[model.UnreferencedPiece] = ()
+    unreferenced: Sequence[UnreferencedPiece] = ()
     writable_bytes: Mapping[str, int] | None = None
     logs: MeasuredTree | None = None
     volumes: Sequence[MeasuredTree] = ()
@@ -81,12 +92,12 @@ class Breakdown(Record):
         exact: whether image usage is the size of layers; otherwise it is the sum of the image sizes reported by CRI.
     """
 
-    filesystem: model.FsObservation
+    filesystem: FsObservation
     shares: tuple[Share, ...]
     exact: bool
 
 
-def break_down(snapshot: model.NodeSnapshot, filesystem: model.FsObservation, measured: MeasuredUsage) -> Breakdown:
+def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: MeasuredUsage) -> Breakdown:
     """Return the usage of the image filesystem by category.
 
     A layer shared by used and unused images counts as used. The remaining usage is data other than container data; its
@@ -118,7 +129,7 @@ def break_down(snapshot: model.NodeSnapshot, filesystem: model.FsObservation, me
     return Breakdown(filesystem, tuple(shares), exact=storage is not None)
 
 
-def users_by_image(snapshot: model.NodeSnapshot) -> dict[str, str]:
+def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:
     """Return the names of up to three pods that use an image, as text, by image id."""
     users = find_users(snapshot)
     users_of = {}
@@ -133,7 +144,7 @@ def users_by_image(snapshot: model.NodeSnapshot) -> dict[str, str]:
 
 
 def _image_shares(
-    snapshot: model.NodeSnapshot, storage: model.StorageGraph, in_use: frozenset[str], users: Mapping[str, str]
+    snapshot: NodeSnapshot, storage: StorageGraph, in_use: frozenset[str], users: Mapping[str, str]
 ) -> list[Share]:
     """Return the usage of used images, unused images and otherwise referenced content, each piece counted once."""
     names = {image.id: image.name for image in snapshot.images}
@@ -155,7 +166,7 @@ def _image_shares(
     others = [
         (", ".join(kind.value for kind in piece.references), piece.size_bytes)
         for index, piece in enumerate(storage.pieces)
-        if index not in counted and piece.references and set(piece.references) != {model.ReferenceKind.CONTAINER}
+        if index not in counted and piece.references and set(piece.references) != {ReferenceKind.CONTAINER}
     ]
     if storage.undo_bytes:
         others.append(("undo window of removed images", storage.undo_bytes))
@@ -163,7 +174,7 @@ def _image_shares(
     return shares
 
 
-def _image_shares_by_size(snapshot: model.NodeSnapshot, in_use: frozenset[str]) -> list[Share]:
+def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> list[Share]:
     shares = []
     for part, used in ((UsageCategory.IMAGES_IN_USE, True), (UsageCategory.IMAGES_UNUSED, False)):
         members = [(image.name, image.size_bytes or 0) for image in snapshot.images if (image.id in in_use) is used]
@@ -171,7 +182,7 @@ def _image_shares_by_size(snapshot: model.NodeSnapshot, in_use: frozenset[str]) 
     return shares
 
 
-def _writable_shares(snapshot: model.NodeSnapshot, writable_bytes: Mapping[str, int]) -> list[Share]:
+def _writable_shares(snapshot: NodeSnapshot, writable_bytes: Mapping[str, int]) -> list[Share]:
     known = {each.id: each for each in snapshot.containers}
     sandboxes = {each.id: each for each in snapshot.sandboxes}
     running: list[tuple[str, int]] = []
@@ -219,7 +230,7 @@ class Stack:
         derived: stacks on top of this stack.
     """
 
-    images: list[model.Image] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
     layers: int = 0
     size_bytes: int = 0
     derived: list[Stack] = field(default_factory=list)
@@ -233,12 +244,10 @@ class Stack:
 @dataclass(slots=True)
 class _Layer:
     children: dict[int, _Layer] = field(default_factory=dict)
-    images: list[model.Image] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
 
 
-def sharing_tree(
-    images: Iterable[model.Image], storage: model.StorageGraph
-) -> tuple[tuple[Stack, ...], tuple[model.Image, ...]]:
+def sharing_tree(images: Iterable[Image], storage: StorageGraph) -> tuple[tuple[Stack, ...], tuple[Image, ...]]:
     """Return the bottom stacks of the tree, and the images without known layers.
 
     Adjacent layers contained in the same images form one stack. Stacks are ordered by number of images, then by size,
@@ -247,7 +256,7 @@ def sharing_tree(
     root, unknown = _Layer(), []
     for image in images:
         indexes = storage.by_image.get(image.id, ())
-        chain = [index for index in reversed(indexes) if storage.pieces[index].kind is model.PieceKind.SNAPSHOT]
+        chain = [index for index in reversed(indexes) if storage.pieces[index].kind is PieceKind.SNAPSHOT]
         if not chain:
             unknown.append(image)
             continue
@@ -258,7 +267,7 @@ def sharing_tree(
     return _stacks(root, storage), tuple(unknown)
 
 
-def _stacks(root: _Layer, storage: model.StorageGraph) -> tuple[Stack, ...]:
+def _stacks(root: _Layer, storage: StorageGraph) -> tuple[Stack, ...]:
     stacks = []
     for first, start in root.children.items():
         stack, layer, index = Stack(), start, first

@@ -12,14 +12,17 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
 from operator import attrgetter, itemgetter
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent import model
 from nodeagent.gc.plan.image_users import ImageIndex, bare_id, image_references
 from nodeagent.last_result import keep_last_result
-from nodeagent.model.clock import clock_untrusted
+from nodeagent.model.clock import TRUSTED, ClockTrust, clock_untrusted
 from nodeagent.model.decision import Accounting, Decision, Detail, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.model.runtime import PieceKind, UnreferencedPiece
 from nodeagent.record import Record, replace
+
+if TYPE_CHECKING:
+    from nodeagent.model.runtime import Container, Image, ListContradiction, Sandbox
 
 _ID: Final = attrgetter("id")
 _SANDBOX_ID: Final = attrgetter("sandbox_id")
@@ -67,9 +70,9 @@ class RuntimeLists(Record):
             machines.
     """
 
-    images: tuple[model.Image, ...] | None
-    containers: tuple[model.Container, ...]
-    sandboxes: tuple[model.Sandbox, ...]
+    images: tuple[Image, ...] | None
+    containers: tuple[Container, ...]
+    sandboxes: tuple[Sandbox, ...]
     existing: frozenset[str] = frozenset()
     running_known: bool = False
 
@@ -88,7 +91,7 @@ class ListedIds(NamedTuple):
         return cls(_container_ids(lists.containers), _sandbox_ids(lists.sandboxes), _image_ids(lists.images or ()))
 
 
-def _ids(items: tuple[model.Container | model.Sandbox | model.Image, ...]) -> frozenset[str]:
+def _ids(items: tuple[Container | Sandbox | Image, ...]) -> frozenset[str]:
     return frozenset(map(_ID, items))
 
 
@@ -180,7 +183,7 @@ def _pods_without_containers(lists: RuntimeLists, unused: frozenset[str]) -> Ite
         yield Suspicion(SuspicionKind.PODS_WITHOUT_CONTAINERS, "", detail)
 
 
-def withheld(plan: Plan, contradictions: Sequence[model.ListContradiction], *, by_images: bool = False) -> Plan:
+def withheld(plan: Plan, contradictions: Sequence[ListContradiction], *, by_images: bool = False) -> Plan:
     """Return the plan; without removals and blocked if the CRI lists contradict each other.
 
     Args:
@@ -207,16 +210,16 @@ def persistent(first: Collection[Suspicion], second: Sequence[Suspicion]) -> tup
     return tuple(each for each in second if (each.kind, each.id) in known)
 
 
-_KINDS = {model.PieceKind.BLOB: ItemKind.BLOB, model.PieceKind.SNAPSHOT: ItemKind.SNAPSHOT}
+_KINDS = {PieceKind.BLOB: ItemKind.BLOB, PieceKind.SNAPSHOT: ItemKind.SNAPSHOT}
 
 
 def plan_leaks(
-    found: Sequence[model.UnreferencedPiece],
+    found: Sequence[UnreferencedPiece],
     now: datetime,
     *,
     minimum_age_s: float,
     rooted: bool,
-    clock: model.ClockTrust = model.TRUSTED,
+    clock: ClockTrust = TRUSTED,
 ) -> Plan:
     """Return the plan that deletes unreferenced blobs and snapshots ("pieces").
 
@@ -236,13 +239,13 @@ def plan_leaks(
             reasons[parent] = reasons[parent] or Reason(ReasonCode.SNAPSHOT_HAS_CHILD, {"child": name[1]})
             parent = parents.get(parent)
 
-    def depth(each: model.UnreferencedPiece) -> int:
+    def depth(each: UnreferencedPiece) -> int:
         steps, name = 0, parents.get((each.snapshotter, each.piece.key))
         while name is not None:
             steps, name = steps + 1, parents.get(name)
         return steps
 
-    ordered = sorted(found, key=lambda each: (each.piece.kind is model.PieceKind.BLOB, -depth(each), each.piece.key))
+    ordered = sorted(found, key=lambda each: (each.piece.kind is PieceKind.BLOB, -depth(each), each.piece.key))
     decisions = []
     for each in ordered:
         reason = reasons[each.snapshotter, each.piece.key]
@@ -258,7 +261,7 @@ def plan_leaks(
 
 
 def _keep_reason(
-    each: model.UnreferencedPiece, now: datetime, minimum_age_s: float, clock: model.ClockTrust, *, rooted: bool
+    each: UnreferencedPiece, now: datetime, minimum_age_s: float, clock: ClockTrust, *, rooted: bool
 ) -> Reason | None:
     if each.rooted and not rooted:
         return Reason(ReasonCode.GC_ROOT_LABEL)
@@ -271,11 +274,11 @@ def _keep_reason(
     return clock_untrusted(clock) if minimum_age_s > 0 else None
 
 
-def _age(each: model.UnreferencedPiece, now: datetime) -> dict[str, Detail]:
+def _age(each: UnreferencedPiece, now: datetime) -> dict[str, Detail]:
     age_s = (now - each.created_at).total_seconds() if each.created_at is not None else 0.0
     return {"age_s": age_s, "rooted": each.rooted}
 
 
-def piece_name(each: model.UnreferencedPiece) -> str:
+def piece_name(each: UnreferencedPiece) -> str:
     """Return the display name of a piece: the digest of a blob, or snapshotter and key of a snapshot."""
     return f"{each.snapshotter}/{each.piece.key}" if each.snapshotter else each.piece.key

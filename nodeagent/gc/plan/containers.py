@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.consistency import withheld
 from nodeagent.last_result import keep_last_result
-from nodeagent.model import Container, ContainerState, NodeSnapshot, Role, Sandbox
 from nodeagent.model.clock import clock_untrusted, earlier
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
+from nodeagent.model.node import NodeSnapshot, Role
+from nodeagent.model.runtime import Container, ContainerState, Sandbox
 from nodeagent.pods.plan.deletion import PodDeletionStatus, check_pods, contradiction, pod_uid_of
 from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import replace

@@ -11,11 +11,10 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.gc.plan.image_protection import Irreplaceable, describe_origins, irreplaceable_images
+from nodeagent.gc.plan.image_protection import Irreplaceable, describe_origins, irreplaceable_images, keep_reasons
 from nodeagent.gc.plan.image_targets import ledger_for
 from nodeagent.gc.plan.image_users import ImageIndex, ImageUsers, find_users
 from nodeagent.gc.plan.images import plan_image_gc, unused_since
-from nodeagent.gc.plan.keep_rules import keep_reasons
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.pods.plan.deletion import PodDeletionStatus, check_pods
 from nodeagent.pods.plan.facts import sandbox_name
@@ -25,7 +24,8 @@ from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
-    from nodeagent.model import Container, Image, ImageFilesystem, NodeSnapshot, Sandbox, StorageGraph
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import Container, Image, ImageFilesystem, Sandbox, StorageGraph
 
 _NEVER: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.PINNED: "pinned in the runtime",

@@ -9,7 +9,8 @@ from nodeagent.model.decision import Accounting, Detail, Reason, ReasonCode
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from nodeagent.model import FsObservation, Image, ImageFilesystem, NodeSnapshot, StorageGraph
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import FsObservation, Image, ImageFilesystem, StorageGraph
 
 Gain = tuple[int | None, int | None]
 """Bytes and inodes freed by a removal; ``None`` if unknown."""

@@ -13,13 +13,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.last_result import keep_last_result
-from nodeagent.model import Container, ContainerState, Image, NodeSnapshot, Sandbox
 from nodeagent.model.decision import Reason, ReasonCode
+from nodeagent.model.runtime import Container, ContainerState, Image, Sandbox
 from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import Record
+
+if TYPE_CHECKING:
+    from nodeagent.model.node import NodeSnapshot
 
 DOCKER_HUB: Final = "docker.io"
 _CACHED_SPELLINGS: Final = 4096  # covers the image names of a large node

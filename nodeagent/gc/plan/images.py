@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from nodeagent.gc.plan.consistency import withheld
 from nodeagent.gc.plan.image_protection import (
     Irreplaceable,
+    KeepContext,
+    first_keep_reasons,
     irreplaceable_images,
+    keep_context,
     origin_warning,
     removal_reason,
+    use_unknown,
     with_last_reasons,
 )
 from nodeagent.gc.plan.image_targets import (
@@ -24,7 +28,6 @@ from nodeagent.gc.plan.image_targets import (
     ledger_for,
 )
 from nodeagent.gc.plan.image_users import ImageUsers, find_users
-from nodeagent.gc.plan.keep_rules import KeepContext, first_keep_reasons, keep_context, use_unknown
 from nodeagent.gc.plan.policy import LIMITS, ImageGCPolicy, PassLimits, Spent
 from nodeagent.model.clock import clock_untrusted, earlier
 from nodeagent.model.decision import (
@@ -42,7 +45,8 @@ from nodeagent.record import replace
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
-    from nodeagent.model import Image, ImageUsage, NodeSnapshot
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import Image, ImageUsage
 
 # Enum members used for every image are module constants: a lookup in the enum class takes ten times as long.
 _IMAGE, _FAILED = ItemKind.IMAGE, ReasonCode.FAILED_EARLIER
@@ -324,12 +328,12 @@ def plan_image_gc(  # noqa: PLR0913 - one argument for each input of a round
 ) -> Plan:
     """Return the plan that removes images until the usage of the image filesystem is at the low threshold.
 
-    Images kept by a keep rule (see ``image_keep_rules``) are never removed. Other images are removed in the order of
-    ``image_order``: images without observed use, then least recently used images. Images unused for longer than the
-    maximum age are removed first. If the remaining usage is at or above the high threshold, further images are removed
-    until the low threshold is reached. Images that cannot be pulled again are removed last and only for space, unless
-    configured otherwise (see ``image_origin``). The decisions are the removals in order of execution, then the kept
-    images in the order in which they would be removed.
+    Images kept by a keep rule (see ``image_protection``) are never removed. Other images are removed in the order of
+    :func:`in_order_of_use`: images without observed use, then least recently used images. Images unused for longer than
+    the maximum age are removed first. If the remaining usage is at or above the high threshold, further images are
+    removed until the low threshold is reached. Images that cannot be pulled again are removed last and only for space,
+    unless configured otherwise (see ``image_protection``). The decisions are the removals in order of execution, then
+    the kept images in the order in which they would be removed.
 
     Differences from the kubelet:
 

@@ -9,13 +9,14 @@ from nodeagent.gc.plan.containers import plan_container_gc, plan_sandbox_gc
 from nodeagent.gc.plan.image_users import ImageUsers, find_users
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.pod_logs import plan_pod_logs
-from nodeagent.model import FsObservation, ImageUsage, NodeSnapshot, ReferenceKind, StorageGraph
 from nodeagent.model.decision import Plan, Reason, ReasonCode, Verdict
+from nodeagent.model.runtime import FsObservation, ImageUsage, ReferenceKind, StorageGraph
 from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from nodeagent.gc.plan.policy import GCPolicy
+    from nodeagent.model.node import NodeSnapshot
 
 
 def project_with_users(

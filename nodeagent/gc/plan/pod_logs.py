@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from nodeagent import model
 from nodeagent.gc.plan.consistency import withheld
-from nodeagent.model.clock import clock_untrusted
+from nodeagent.model.clock import ClockTrust, clock_untrusted
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.model.node import ContainerLogLink, LogOpeners, LogTree, NodeSnapshot, PodLogDirectory, Role
+from nodeagent.model.runtime import Container, ContainerState
 from nodeagent.pods.plan.deletion import BESIDE_KUBELET_UNPROVEN, PodDeletionStatus, is_in_pod_list, pod_uid_of
 from nodeagent.units import format_duration
 
@@ -28,7 +29,7 @@ _Removable = tuple[bool, Reason]
 
 
 def plan_pod_logs(
-    snapshot: model.NodeSnapshot,
+    snapshot: NodeSnapshot,
     policy: PodLogPolicy,
     *,
     statuses: Mapping[str, PodDeletionStatus],
@@ -75,7 +76,7 @@ class _DirectoryChecker:
 
     def __init__(
         self,
-        snapshot: model.NodeSnapshot,
+        snapshot: NodeSnapshot,
         policy: PodLogPolicy,
         statuses: Mapping[str, PodDeletionStatus],
         removed: frozenset[str],
@@ -85,7 +86,7 @@ class _DirectoryChecker:
         self._statuses = statuses
         self._remaining = _count_remaining(snapshot, removed) if snapshot.pod_log_directories else Counter()
 
-    def check(self, directory: model.PodLogDirectory) -> _Removable:
+    def check(self, directory: PodLogDirectory) -> _Removable:
         """Return whether a log directory is removed, and the reason."""
         if not directory.is_directory or not directory.uid:
             wrong_name = "name is neither NAMESPACE_NAME_UID nor a UID"
@@ -103,13 +104,13 @@ class _DirectoryChecker:
         )
         return kept is None, kept or Reason(ReasonCode.POD_DELETED, {"how": status.how})
 
-    def _check_unlisted(self, directory: model.PodLogDirectory) -> _Removable:
+    def _check_unlisted(self, directory: PodLogDirectory) -> _Removable:
         """Return whether to remove the directory of a pod without containers and sandboxes in CRI, and the reason."""
         pods = self._snapshot.pod_list
         exists = is_in_pod_list(directory.uid, (), pods, directory.tree.changed_at if directory.tree else None)
         if exists and pods is not None:
             return _present(f"in the pod list of the {pods.source}")
-        if exists is None and self._snapshot.role is model.Role.BESIDE_KUBELET:
+        if exists is None and self._snapshot.role is Role.BESIDE_KUBELET:
             return _present(BESIDE_KUBELET_UNPROVEN)
         kept = keep_tree(
             directory.tree,
@@ -127,7 +128,7 @@ class _DirectoryChecker:
 
 
 def keep_tree(
-    tree: model.LogTree | None, policy: PodLogPolicy, now: datetime, clock: model.ClockTrust, *, minimum_age_s: float
+    tree: LogTree | None, policy: PodLogPolicy, now: datetime, clock: ClockTrust, *, minimum_age_s: float
 ) -> Reason | None:
     """Return the reason to keep the content of a log directory; ``None`` if it may be removed.
 
@@ -144,14 +145,14 @@ def keep_tree(
     return _too_young(age_s, minimum_age_s, clock) or _keep_open(tree, policy, age_s, clock)
 
 
-def _keep_open(tree: model.LogTree, policy: PodLogPolicy, age_s: float, clock: model.ClockTrust) -> Reason | None:
+def _keep_open(tree: LogTree, policy: PodLogPolicy, age_s: float, clock: ClockTrust) -> Reason | None:
     """Return the reason to keep a log directory because of its open files; ``None`` if it may be removed."""
-    if tree.openers is model.LogOpeners.WRITERS:
+    if tree.openers is LogOpeners.WRITERS:
         return Reason(ReasonCode.LOG_OPEN, {"use": "writing", "path": tree.openers_detail, "note": ""})
-    if tree.openers is model.LogOpeners.READERS and _too_young(age_s, READERS_S, clock):
+    if tree.openers is LogOpeners.READERS and _too_young(age_s, READERS_S, clock):
         note = f"; kept at most until {format_duration(READERS_S)} after its last change"
         return Reason(ReasonCode.LOG_OPEN, {"use": "reading", "path": tree.openers_detail, "note": note})
-    if tree.openers is model.LogOpeners.UNKNOWN and (not tree.unchanged_s or tree.unchanged_s < policy.period_s):
+    if tree.openers is LogOpeners.UNKNOWN and (not tree.unchanged_s or tree.unchanged_s < policy.period_s):
         return Reason(
             ReasonCode.LOG_OPENERS_UNKNOWN,
             {"detail": tree.openers_detail, "unchanged_s": tree.unchanged_s, "period_s": policy.period_s},
@@ -159,7 +160,7 @@ def _keep_open(tree: model.LogTree, policy: PodLogPolicy, age_s: float, clock: m
     return None
 
 
-def _count_remaining(snapshot: model.NodeSnapshot, removed: frozenset[str]) -> Counter[str]:
+def _count_remaining(snapshot: NodeSnapshot, removed: frozenset[str]) -> Counter[str]:
     """Return the number of containers and sandboxes that are not removed, by pod UID."""
     sandboxes = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
     remaining = Counter(sandbox.uid for sandbox in snapshot.sandboxes if sandbox.id not in removed)
@@ -168,7 +169,7 @@ def _count_remaining(snapshot: model.NodeSnapshot, removed: frozenset[str]) -> C
 
 
 def _check_link(
-    link: model.ContainerLogLink, containers: _ContainersById, snapshot: model.NodeSnapshot, policy: PodLogPolicy
+    link: ContainerLogLink, containers: _ContainersById, snapshot: NodeSnapshot, policy: PodLogPolicy
 ) -> _Removable:
     """Return whether to remove a dangling container log link, and the reason.
 
@@ -178,7 +179,7 @@ def _check_link(
     """
     found = containers.find(link.container_id)
     for container in found:
-        if container.state is not model.ContainerState.EXITED:
+        if container.state is not ContainerState.EXITED:
             return False, Reason(ReasonCode.CONTAINER_PRESENT, {"state": container.state.value})
     if not found:
         young = _too_young(_age_s(link.modified_at, snapshot.observed_at), policy.minimum_age_s, snapshot.clock)
@@ -191,11 +192,11 @@ def _check_link(
 class _ContainersById:
     """Index of containers that finds truncated ids, since names of log links are truncated to 255 characters."""
 
-    def __init__(self, containers: Sequence[model.Container]) -> None:
+    def __init__(self, containers: Sequence[Container]) -> None:
         self._sorted = sorted(containers, key=lambda each: each.id)
         self._ids = [each.id for each in self._sorted]
 
-    def find(self, container_id: str) -> Sequence[model.Container]:
+    def find(self, container_id: str) -> Sequence[Container]:
         """Return all containers whose id starts with ``container_id``; empty for an empty ``container_id``."""
         if not container_id:
             return ()
@@ -210,14 +211,14 @@ def _age_s(changed_at: datetime, now: datetime) -> float:
     return max(0.0, (now - changed_at).total_seconds())
 
 
-def _too_young(age_s: float, minimum_age_s: float, clock: model.ClockTrust) -> Reason | None:
+def _too_young(age_s: float, minimum_age_s: float, clock: ClockTrust) -> Reason | None:
     """Return the reason to keep an entry because of its age or an untrusted wall clock; ``None`` otherwise."""
     if age_s < minimum_age_s:
         return Reason(ReasonCode.MODIFIED_RECENTLY, {"age_s": age_s, "minimum_s": minimum_age_s})
     return clock_untrusted(clock) if minimum_age_s > 0 else None
 
 
-def _booted_recently(snapshot: model.NodeSnapshot, policy: PodLogPolicy) -> Reason | None:
+def _booted_recently(snapshot: NodeSnapshot, policy: PodLogPolicy) -> Reason | None:
     """Return the reason to keep an entry during the minimum age after a boot; ``None`` afterwards.
 
     If the wall clock was corrected after the boot, an entry changed before the correction can have a change time before
@@ -239,8 +240,8 @@ def _present(how: str) -> _Removable:
     return False, Reason(ReasonCode.POD_PRESENT, {"note": f" ({how})"})
 
 
-def _decision(kind: ItemKind, entry: model.PodLogDirectory | model.ContainerLogLink, checked: _Removable) -> Decision:
+def _decision(kind: ItemKind, entry: PodLogDirectory | ContainerLogLink, checked: _Removable) -> Decision:
     is_removed, reason = checked
     verdict = Verdict.REMOVE if is_removed else Verdict.KEEP
-    size_bytes = entry.size_bytes if isinstance(entry, model.PodLogDirectory) else None
+    size_bytes = entry.size_bytes if isinstance(entry, PodLogDirectory) else None
     return Decision(kind, entry.name, entry.name, verdict, reason, size_bytes)

@@ -28,7 +28,7 @@ from nodeagent.schemas import SchemaId
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
-    from nodeagent.model import NodeSnapshot
+    from nodeagent.model.node import NodeSnapshot
 
 SCHEMA: Final = SchemaId.SAVED_PLAN.value
 

@@ -11,10 +11,19 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nodeagent import model
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError, StoreError
+from nodeagent.gc.plan.image_protection import holds_in_force
 from nodeagent.gc.plan.image_users import images_in_use
-from nodeagent.gc.plan.keep_rules import holds_in_force
+from nodeagent.model.node import Hold, NodeSnapshot, PodImages
+from nodeagent.model.runtime import (
+    FsObservation,
+    GapCause,
+    Image,
+    ImageFilesystem,
+    ImageUseRecord,
+    StorageGraph,
+    UnreferencedPiece,
+)
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all
 from nodeagent.runtime.storage_backend import CriOnlyStorage, StorageBackend
@@ -23,17 +32,17 @@ from nodeagent.runtime.storage_graph import pull_times, with_pins
 if TYPE_CHECKING:
     from nodeagent.gc.snapshot.lists import CheckedLists
     from nodeagent.loops.clock_reading import FirstSeenReader
-    from nodeagent.runtime.containerd_records import StoredContainer
-    from nodeagent.runtime.cri import CriClient
-    from nodeagent.runtime.cri_messages import RuntimeStatus
+    from nodeagent.model.clock import ClockTrust
+    from nodeagent.runtime.containerd import StoredContainer
+    from nodeagent.runtime.cri import CriClient, RuntimeStatus
     from nodeagent.runtime.namespace_lists import StorageLists
     from nodeagent.store.clock_record import ClockReading
 
 
-PodImageSource = Callable[[], Awaitable[model.PodImages]]
+PodImageSource = Callable[[], Awaitable[PodImages]]
 
 
-_NOT_OBSERVED: Final = model.ImageUseRecord({}, None)
+_NOT_OBSERVED: Final = ImageUseRecord({}, None)
 
 
 @dataclass(eq=False)
@@ -50,12 +59,12 @@ class ImageObserver:
     _: KW_ONLY
     filesystem_reader: ImageFilesystemReader
     memory: ObservationStore
-    read_holds: Callable[[], tuple[model.Hold, ...]]
+    read_holds: Callable[[], tuple[Hold, ...]]
     read_pod_images: PodImageSource
     _sources: dict[str, frozenset[str]] = field(default_factory=dict, init=False)
-    filesystems: tuple[model.ImageFilesystem, ...] | None = field(default=None, init=False)
+    filesystems: tuple[ImageFilesystem, ...] | None = field(default=None, init=False)
 
-    async def find_unreferenced(self) -> tuple[model.UnreferencedPiece, ...]:
+    async def find_unreferenced(self) -> tuple[UnreferencedPiece, ...]:
         """Return the unreferenced blobs and snapshots.
 
         Raises:
@@ -65,7 +74,7 @@ class ImageObserver:
         paths, _ = await self.filesystem_reader.reported_paths()
         return await self.storage.find_unreferenced(snapshotter=status.snapshotter, path=next(iter(paths), "/"))
 
-    async def find_filesystems(self) -> tuple[model.ImageFilesystem, ...]:
+    async def find_filesystems(self) -> tuple[ImageFilesystem, ...]:
         """Return all image filesystems of a node with several; empty on a node with one.
 
         The result is from the last observation; before the first observation, from the runtime's report and the
@@ -77,7 +86,7 @@ class ImageObserver:
         if self.filesystems is not None:
             return self.filesystems
         (paths, error), status = await gather_all(self.filesystem_reader.reported_paths(), self.cri.status())
-        known = model.StorageGraph(store_paths=await self.storage.read_store_paths())
+        known = StorageGraph(store_paths=await self.storage.read_store_paths())
         return (await self.filesystem_reader.read(paths, error, known, status.snapshotters)).several
 
     async def list_stored(self) -> tuple[StoredContainer, ...] | None:
@@ -103,13 +112,13 @@ class ImageObserver:
 
     async def complete(  # noqa: PLR0913, PLR0917 - one argument per reading
         self,
-        snapshot: model.NodeSnapshot,
+        snapshot: NodeSnapshot,
         checked: CheckedLists,
         status: RuntimeStatus,
         reported: tuple[tuple[str, ...], str],
         warnings: list[str],
         at: ClockReading,
-    ) -> model.NodeSnapshot:
+    ) -> NodeSnapshot:
         """Return the snapshot with the storage graph, the usage of images, the holds and the image filesystem.
 
         Args:
@@ -129,7 +138,7 @@ class ImageObserver:
         pulled = pull_times(snapshot.images, storage)
         in_use = images_in_use(snapshot)
 
-        def read_state() -> tuple[model.ImageUseRecord, tuple[model.Hold, ...], str]:
+        def read_state() -> tuple[ImageUseRecord, tuple[Hold, ...], str]:
             # contradictory lists would record used images as unused, and unlisted images as removed
             use = _NOT_OBSERVED if snapshot.contradictions else self.memory.observe(pulled, in_use, at)
             try:
@@ -156,12 +165,12 @@ class ImageObserver:
 
     async def _build_graph(
         self,
-        images: Sequence[model.Image],
+        images: Sequence[Image],
         checked: CheckedLists,
         status: RuntimeStatus,
         path: str,
         warnings: list[str],
-    ) -> model.StorageGraph | None:
+    ) -> StorageGraph | None:
         try:
             if isinstance(self.storage, CriOnlyStorage):
                 return None
@@ -178,7 +187,7 @@ class ImageObserver:
             warnings.append(f"sizes are upper bounds: containerd's own services failed: {error}")
             return None
 
-    def _image_sources(self, storage: model.StorageGraph | None) -> Mapping[str, frozenset[str]] | None:
+    def _image_sources(self, storage: StorageGraph | None) -> Mapping[str, frozenset[str]] | None:
         """Return the sources by image id, of the last graph if ``storage`` is missing; ``None`` with CRI alone.
 
         The content of an image id never changes, and a later pull only adds sources.
@@ -199,12 +208,12 @@ class ObservationStore(Protocol):
     def first_seen(self) -> FirstSeenReader:
         """Return the reader of the first observations of items with a time that contradicts the clock."""
 
-    def read_clock(self, at: ClockReading) -> model.ClockTrust:
+    def read_clock(self, at: ClockReading) -> ClockTrust:
         """Record a reading of the clocks and return the trust in its wall clock."""
 
     def observe(
         self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading
-    ) -> model.ImageUseRecord:
+    ) -> ImageUseRecord:
         """Record one detection and return the usage of each listed image.
 
         Args:
@@ -213,7 +222,7 @@ class ObservationStore(Protocol):
             at: reading of the clocks at the detection.
         """
 
-    def interrupt(self, cause: model.GapCause) -> None:
+    def interrupt(self, cause: GapCause) -> None:
         """Record the cause of a gap in the observation of image use that begins now."""
 
 
@@ -233,9 +242,9 @@ class ImageFilesystems(Record):
         several: all image filesystems of a node with several, in the runtime's order; empty on a node with one.
     """
 
-    first: model.FsObservation | None
+    first: FsObservation | None
     error: str = ""
-    several: tuple[model.ImageFilesystem, ...] = ()
+    several: tuple[ImageFilesystem, ...] = ()
 
 
 class ImageFilesystemReader(Record):
@@ -248,7 +257,7 @@ class ImageFilesystemReader(Record):
     """
 
     cri: CriClient
-    read_filesystem: Callable[[str], model.FsObservation]
+    read_filesystem: Callable[[str], FsObservation]
     imagefs_path: str = ""
 
     async def reported_paths(self) -> tuple[tuple[str, ...], str]:
@@ -268,7 +277,7 @@ class ImageFilesystemReader(Record):
         self,
         reported: Sequence[str],
         error: str,
-        storage: model.StorageGraph | None,
+        storage: StorageGraph | None,
         configured: Collection[str] = (),
     ) -> ImageFilesystems:
         """Return the image filesystems.
@@ -298,7 +307,7 @@ class ImageFilesystemReader(Record):
         reading = await self._try(path)
         return ImageFilesystems(None, reading) if isinstance(reading, str) else ImageFilesystems(reading)
 
-    async def _try(self, path: str) -> model.FsObservation | str:
+    async def _try(self, path: str) -> FsObservation | str:
         """Return the reading of a path, or the cause of a failed reading.
 
         The path is read in a thread with a deadline, since statvfs on a dead mount never returns.
@@ -313,14 +322,14 @@ class ImageFilesystemReader(Record):
 
 
 def _group(
-    reported: Sequence[str], stores: Mapping[str, str], readings: Mapping[str, model.FsObservation | str]
-) -> tuple[model.ImageFilesystem, ...]:
+    reported: Sequence[str], stores: Mapping[str, str], readings: Mapping[str, FsObservation | str]
+) -> tuple[ImageFilesystem, ...]:
     """Return the image filesystems with their stores: reported filesystems first, then those of other snapshotters.
 
     A filesystem with the content store only is not an image filesystem, because images are removed to free the space of
     snapshots. A snapshotter with an unreadable directory, which the runtime does not report, is omitted.
     """
-    found: dict[object, tuple[str, model.FsObservation | str, set[str]]] = {}
+    found: dict[object, tuple[str, FsObservation | str, set[str]]] = {}
 
     def key_of(path: str) -> object:
         reading = readings[path]
@@ -335,8 +344,8 @@ def _group(
     if content is not None and key_of(content) in found:
         found[key_of(content)][2].add(CONTENT_STORE)
     return tuple(
-        model.ImageFilesystem(path, frozenset(names), None, reading)
+        ImageFilesystem(path, frozenset(names), None, reading)
         if isinstance(reading, str)
-        else model.ImageFilesystem(path, frozenset(names), reading)
+        else ImageFilesystem(path, frozenset(names), reading)
         for path, reading, names in found.values()
     )

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.gc.plan.consistency import ListedIds, RuntimeLists, Suspicion, SuspicionKind, find_suspicions, persistent
 from nodeagent.gc.plan.image_users import bare_id
-from nodeagent.model import Container, Image, ListContradiction, Sandbox
+from nodeagent.model.runtime import Container, Image, ListContradiction, Sandbox
 from nodeagent.record import replace
 from nodeagent.runtime.connection import gather_all
 
 if TYPE_CHECKING:
-    from nodeagent.runtime.containerd_records import StoredContainer
-    from nodeagent.runtime.cri_messages import ContainerUsage
+    from nodeagent.runtime.containerd import StoredContainer
+    from nodeagent.runtime.cri import ContainerUsage
     from nodeagent.runtime.namespace_lists import StorageLists
 
 

@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent import model
 from nodeagent.errors import ObservationError, RuntimeUnavailableError
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.snapshot.details import DeadLayers, ItemDetails
@@ -23,20 +22,24 @@ from nodeagent.gc.snapshot.lists import CONFIRM_S, FindRunning, ListCheck
 from nodeagent.host import pod_logs as podlogs
 from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
 from nodeagent.loops.clock_reading import read_clocks, with_valid_times
+from nodeagent.model.node import ContainerLogLink, Hold, LogTree, NodeSnapshot, PodLogDirectory, Role
+from nodeagent.model.runtime import GapCause, Sandbox
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.plan.deletion import checked_pod_list
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all
-from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
-from nodeagent.runtime.metadata_graph import SNAPSHOTS, GraphNode
+from nodeagent.runtime.containerd import SnapshotUsage, Stamp
+from nodeagent.runtime.namespace_lists import SNAPSHOTS, GraphNode
 from nodeagent.runtime.storage_graph import unlisted_containers
 from nodeagent.store.database import SnapshotFigures, Store
 
 if TYPE_CHECKING:
-    from nodeagent.clock import Clock
+    from nodeagent.model.pods import PodList
+    from nodeagent.model.runtime import FsObservation
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.store.clock_record import ClockReading
+    from nodeagent.units import Clock
 
 MAX_TREES_S: Final = 30.0
 """Time limit in seconds for all log trees of one observation; unread trees count as incomplete."""
@@ -52,12 +55,10 @@ class PodLogReader:
         self._clock = clock
         self._first_equal: Mapping[str, tuple[str, float]] = {}
 
-    def list_entries(
-        self, warnings: list[str]
-    ) -> tuple[tuple[model.PodLogDirectory, ...], tuple[model.ContainerLogLink, ...]]:
+    def list_entries(self, warnings: list[str]) -> tuple[tuple[PodLogDirectory, ...], tuple[ContainerLogLink, ...]]:
         """Return the pod log directories and the links without target; none, with a warning, if unreadable. Blocks."""
-        directories: tuple[model.PodLogDirectory, ...] = ()
-        links: tuple[model.ContainerLogLink, ...] = ()
+        directories: tuple[PodLogDirectory, ...] = ()
+        links: tuple[ContainerLogLink, ...] = ()
         try:
             directories = podlogs.list_pod_log_directories(self._root)
             if self._root.is_dir():  # without this directory the target of every link is missing
@@ -67,8 +68,8 @@ class PodLogReader:
         return directories, links
 
     async def read(
-        self, directories: Sequence[model.PodLogDirectory], sandboxes: Iterable[model.Sandbox]
-    ) -> tuple[model.PodLogDirectory, ...]:
+        self, directories: Sequence[PodLogDirectory], sandboxes: Iterable[Sandbox]
+    ) -> tuple[PodLogDirectory, ...]:
         """Return the directories; directories of pods without a ready sandbox include their trees."""
         ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
         read = [each for each in directories if each.is_directory and each.uid and each.uid not in ready]
@@ -83,16 +84,14 @@ class PodLogReader:
             if each.name not in trees or trees[each.name] is not None
         )
 
-    def _read(self, names: Sequence[str]) -> dict[str, model.LogTree | None]:
+    def _read(self, names: Sequence[str]) -> dict[str, LogTree | None]:
         before, first_equal = self._first_equal, {}
-        trees: dict[str, model.LogTree | None] = {}
+        trees: dict[str, LogTree | None] = {}
         deadline_s = self._clock.monotonic_s() + MAX_TREES_S
         for name in names:
             now_s = self._clock.monotonic_s()
             if now_s >= deadline_s:
-                trees[name] = model.LogTree(
-                    FAR_FUTURE, "", f"not reached within {MAX_TREES_S:.0f} s of this observation"
-                )
+                trees[name] = LogTree(FAR_FUTURE, "", f"not reached within {MAX_TREES_S:.0f} s of this observation")
                 continue
             tree = read_log_tree(self._root, name, self._clock, within_s=min(MAX_TREE_S, deadline_s - now_s))
             if tree is not None and not tree.problem:
@@ -127,13 +126,13 @@ class NodeSnapshotReader:
         container_log_root: Path,
         clock: Clock,
         read_boot_id: Callable[[], str],
-        read_filesystem: Callable[[str], model.FsObservation],
+        read_filesystem: Callable[[str], FsObservation],
         memory: ObservationStore,
-        read_holds: Callable[[], tuple[model.Hold, ...]],
-        read_role: Callable[[], Awaitable[model.Role]],
+        read_holds: Callable[[], tuple[Hold, ...]],
+        read_role: Callable[[], Awaitable[Role]],
         find_running: FindRunning,
         read_pod_images: PodImageSource = no_pod_images,
-        read_pod_list: Callable[[], model.PodList | None] = lambda: None,
+        read_pod_list: Callable[[], PodList | None] = lambda: None,
         confirm_s: float = CONFIRM_S,
     ) -> None:
         """Compose the observer.
@@ -176,7 +175,7 @@ class NodeSnapshotReader:
         self._lists = ListCheck(cri, find_running, list_stored, list_records, confirm_s=confirm_s)
         self.list_problem = ""
 
-    async def observe(self, scope: Scope) -> model.NodeSnapshot:
+    async def observe(self, scope: Scope) -> NodeSnapshot:
         """Return the current state of the node.
 
         Raises:
@@ -187,11 +186,11 @@ class NodeSnapshotReader:
         try:
             snapshot = await self._observe(scope)
         except RuntimeUnavailableError:
-            await asyncio.to_thread(self._memory.interrupt, model.GapCause.RUNTIME_UNAVAILABLE)
+            await asyncio.to_thread(self._memory.interrupt, GapCause.RUNTIME_UNAVAILABLE)
             raise
         return replace(snapshot, reading_s=self._monotonic_s() - began_s)
 
-    async def _observe(self, scope: Scope) -> model.NodeSnapshot:
+    async def _observe(self, scope: Scope) -> NodeSnapshot:
         warnings: list[str] = []
         directories, links = await self._list_logs(scope, warnings)
         with_images = scope is not Scope.CONTAINERS
@@ -213,7 +212,7 @@ class NodeSnapshotReader:
         if scope is not Scope.IMAGES:  # a reading without directories would discard the times of unchanged trees
             directories = await self._logs.read(directories, sandboxes)
         role = await self._read_role()  # read last, since a kubelet may have started during the observation
-        snapshot = model.NodeSnapshot(
+        snapshot = NodeSnapshot(
             observed_at=at.wall,
             runtime=info,
             role=role,
@@ -241,7 +240,7 @@ class NodeSnapshotReader:
 
     async def _list_logs(
         self, scope: Scope, warnings: list[str]
-    ) -> tuple[tuple[model.PodLogDirectory, ...], tuple[model.ContainerLogLink, ...]]:
+    ) -> tuple[tuple[PodLogDirectory, ...], tuple[ContainerLogLink, ...]]:
         if scope is Scope.IMAGES:
             return (), ()
         return await asyncio.to_thread(self._logs.list_entries, warnings)

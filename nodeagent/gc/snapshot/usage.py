@@ -25,7 +25,8 @@ from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from nodeagent.gc.snapshot.node import NodeSnapshotReader
-    from nodeagent.model import FsObservation, NodeSnapshot, UnreferencedPiece
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import FsObservation, UnreferencedPiece
     from nodeagent.runtime.storage_backend import StorageBackend
 
 POD_VOLUMES: Final = KUBELET_ROOT / "pods"

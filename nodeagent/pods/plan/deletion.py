@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Set as AbstractSet
 from datetime import datetime
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.last_result import keep_last_result
-from nodeagent.model import Container, ContainerState, NodeSnapshot, PodList, Role, Sandbox
+from nodeagent.model.node import NodeSnapshot, Role
+from nodeagent.model.runtime import Container, ContainerState, Sandbox
 from nodeagent.record import Record, replace
 from nodeagent.units import format_duration, format_time
+
+if TYPE_CHECKING:
+    from nodeagent.model.pods import PodList
 
 BESIDE_KUBELET_UNPROVEN: Final = "a kubelet manages this node; only a synced list of the API server proves a deletion"
 

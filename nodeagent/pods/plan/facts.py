@@ -10,16 +10,22 @@ pod is never critical because of an OOM score, since the client that creates the
 
 Facts are assumed only on a node without a kubelet, where the runtime is the only source: a pod that no source marks as
 critical is assumed not to be critical. On a node managed by a kubelet, these facts are unknown without a pod list.
+
+QoS class, criticality and memory requests are inferred from the pod cgroup: the kubelet derives cgroup and
+``oom_score_adj`` from the pod definition, and the inference reverses the derivation. Values that do not match the
+kubelet's rules were not set by a kubelet; the fact is then unknown, unless the caller allows assumptions.
+
+The pods of a shutdown use all well-formed marks, since these only affect the stop order and exempt no pod.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeGuard, TypeVar
 
 from nodeagent.model import pressure
 from nodeagent.model.pods import (
@@ -34,18 +40,383 @@ from nodeagent.model.pods import (
     RuntimePod,
 )
 from nodeagent.model.runtime import ANNOTATION_SOURCE, LABEL_POD_UID, Container, ContainerState, Sandbox
-from nodeagent.pods.plan.definitions import (
-    ANNOTATION_MIRROR,
-    ANNOTATION_PRIORITY,
-    PodDefinition,
-    SpecIndex,
-    read_marks,
-    static_by_source,
-)
-from nodeagent.pods.plan.inference import inconsistencies, infer_qos, infer_request, sum_requests
-from nodeagent.record import equal_fields
+from nodeagent.model.stops import ShutdownPod
+from nodeagent.record import Record, equal_fields
+
+ANNOTATION_MIRROR: Final = "kubernetes.io/config.mirror"
+ANNOTATION_HASH: Final = "kubernetes.io/config.hash"
+ANNOTATION_PRIORITY: Final = "nodeagent.dev/priority"
+_PRIORITIES: Final = range(-(2**31), 2**31)
+_SHOWN: Final = 40
+
+
+class Marks(NamedTuple):
+    """Marks read from annotations; ``None`` for an absent or malformed mark.
+
+    Attributes:
+        malformed: a sentence for each malformed mark.
+    """
+
+    static: bool | None = None
+    mirror: bool = False
+    priority: int | None = None
+    malformed: tuple[str, ...] = ()
+
+
+def read_marks(annotations: Mapping[str, str]) -> Marks:
+    """Return the marks in the annotations of a sandbox.
+
+    Source: kubelet ``config.source`` (``api``, ``file`` or ``http``) and ``config.mirror``.
+    """
+    malformed = []
+    source, text = annotations.get(ANNOTATION_SOURCE), annotations.get(ANNOTATION_PRIORITY)
+    static = static_by_source(source)
+    if source is not None and static is None:
+        malformed.append(f"annotation {ANNOTATION_SOURCE} is {source[:_SHOWN]!r}, not api, file or http")
+    priority = None if text is None else _parsed_priority(text)
+    if text is not None and priority is None:
+        malformed.append(f"annotation {ANNOTATION_PRIORITY} is {text[:_SHOWN]!r}, not a 32-bit number")
+    return Marks(static, ANNOTATION_MIRROR in annotations, priority, tuple(malformed))
+
+
+def static_by_source(source: str | None) -> bool | None:
+    """Return whether a pod with this config source is static; ``None`` for an unknown source."""
+    return {"file": True, "http": True, "api": False}.get(source or "")
+
+
+def _parsed_priority(text: str) -> int | None:
+    try:
+        priority = int(text) if len(text) <= 11 and text.isascii() else None
+    except ValueError:
+        return None
+    # The test for ``None`` is first: ``in`` on a range compares a value that is not an integer with every element.
+    return priority if priority is not None and priority in _PRIORITIES else None
+
 
 T = TypeVar("T")
+_SOURCES: Final = {
+    PodListSource.API_SERVER: pressure.FactSource.API_SERVER,
+    PodListSource.KUBELET: pressure.FactSource.KUBELET,
+}
+
+
+class SpecIndex:
+    """Index of pod definitions from a list of this node's pods and from static manifests.
+
+    Attributes:
+        source: source of the pod list.
+        has_list: whether the pod list is complete, so that a pod missing in the list contradicts the runtime.
+    """
+
+    def __init__(
+        self,
+        listed: Sequence[PodSpec] | None = None,
+        manifests: Sequence[PodSpec] = (),
+        *,
+        node_name: str = "",
+        complete: bool = True,
+        source: PodListSource = PodListSource.KUBELET,
+    ) -> None:
+        """Index the listed pods and the static manifests.
+
+        Args:
+            listed: pods of the list; ``None`` without a list.
+            manifests: definitions in the static manifests.
+            node_name: node name, which the kubelet appends to the names of static pods.
+            complete: whether the list contains all pods of its source; false for an outdated list.
+            source: source of the list; individual pods may have another source (``PodSpec.listed_by``).
+        """
+        self.source = source
+        unnamed = any(spec.malformed and not spec.uid for spec in listed or ())
+        self.has_list = listed is not None and complete and not unnamed
+        self._by_uid: defaultdict[str, list[PodSpec]] = defaultdict(list)
+        self._by_hash: dict[str, PodSpec] = {}
+        for spec in listed or ():
+            if spec.malformed and not spec.uid:
+                continue
+            self._by_uid[spec.uid].append(spec)
+            for key in (ANNOTATION_MIRROR, ANNOTATION_HASH):
+                if spec.annotations.get(key):
+                    self._by_hash.setdefault(spec.annotations[key], spec)
+        self._manifests: dict[tuple[str, str], PodSpec] = {}
+        for spec in manifests:
+            for name in {spec.name, f"{spec.name}-{node_name.lower()}"}:
+                self._manifests.setdefault((spec.namespace, name), spec)
+
+    def in_list(self, pod: RuntimePod) -> PodSpec | None:
+        """Return the listed definition of a pod, by UID or by the config hash of a static pod; ``None`` if absent."""
+        known = self._by_uid.get(pod.uid)
+        if known:
+            return known[0]
+        return self._by_hash.get(pod.uid) or self._by_hash.get(pod.sandbox.annotations.get(ANNOTATION_HASH, ""))
+
+    def in_manifests(self, pod: RuntimePod) -> PodSpec | None:
+        """Return the manifest of a static pod by namespace and name; ``None`` if absent.
+
+        The kubelet appends the node name to the name of a static pod. A pod from the API server is not a static pod.
+        """
+        if pod.sandbox.annotations.get(ANNOTATION_SOURCE) == "api":
+            return None
+        return self._manifests.get((pod.sandbox.namespace, pod.sandbox.name))
+
+    def count(self, uid: str) -> int:
+        """Return the number of pods in the list with this UID."""
+        return len(self._by_uid.get(uid, ()))
+
+
+class PodDefinition(Record):
+    """Well-formed definitions of one pod.
+
+    Attributes:
+        listed: definition in the list of the API server or the kubelet; ``None`` if absent.
+        manifest: definition in the static manifests; ``None`` if absent.
+    """
+
+    listed: PodSpec | None
+    manifest: PodSpec | None
+
+    @property
+    def verified(self) -> PodSpec | None:
+        """The listed definition if the identity of the list's server was verified; otherwise ``None``."""
+        return self.listed if self.listed is not None and self.listed.is_verified else None
+
+    @property
+    def list_source(self) -> pressure.FactSource:
+        """Source of the facts in the listed definition."""
+        return pressure.FactSource.KUBELET if self.listed is None else _SOURCES[self.listed.listed_by]
+
+    def __iter__(self) -> Iterator[PodSpec]:
+        """Iterate over the existing definitions in order of precedence."""
+        return (each for each in (self.listed, self.manifest) if each is not None)
+
+    def field(self, get: Callable[[PodSpec], T | None], *, verified: bool = False) -> pressure.Fact[T | None]:
+        """Return a field of the listed definition, otherwise of the manifest.
+
+        With ``verified``, a definition in an unverified list is ignored. The fact is unknown without a value.
+        """
+        listed = self.verified if verified else self.listed
+        for spec, source in ((listed, self.list_source), (self.manifest, pressure.FactSource.MANIFEST)):
+            value = None if spec is None else get(spec)
+            if value is not None:
+                return pressure.Fact(value, source)
+        return pressure.UNKNOWN
+
+
+_GUARANTEED_SCORE: Final = -997
+_BEST_EFFORT_SCORE: Final = 1000
+_LOWEST_BURSTABLE: Final = 3
+_CGROUPFS: Final = re.compile(r"(?:^|/)kubepods(?:/(burstable|besteffort))?/pod([^/]+)/?")
+_SYSTEMD: Final = re.compile(r"(?:^|[/-])kubepods(?:-(burstable|besteffort))?-pod([^/-]+)\.slice/?")
+_UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
+_CLASSES: Final = {
+    None: pressure.QosClass.GUARANTEED,
+    "burstable": pressure.QosClass.BURSTABLE,
+    "besteffort": pressure.QosClass.BEST_EFFORT,
+}
+
+
+def qos_of_cgroup(cgroup_parent: str) -> tuple[pressure.QosClass | None, str]:
+    """Return QoS class and pod UID from a cgroup parent; ``None`` and empty if not created by a kubelet.
+
+    The UID is also empty if its part of the path is not a valid UID.
+
+    Source: kubelet ``podContainerManagerImpl.GetPodContainerName``; systemd slice names have underscores for dashes.
+    """
+    match = _CGROUPFS.search(cgroup_parent) or _SYSTEMD.search(cgroup_parent)
+    if match is None or match.end() != len(cgroup_parent):
+        return None, ""
+    uid = match[2].replace("_", "-")
+    return _CLASSES[match[1]], uid if _UID.fullmatch(uid) else ""
+
+
+def infer_qos(pod: RuntimePod) -> pressure.Fact[pressure.QosClass | None]:
+    """Return the QoS class from the pod cgroup, otherwise from OOM scores; unknown if a kubelet set neither of them."""
+    by_cgroup, _ = qos_of_cgroup(pod.cgroup_parent)
+    if by_cgroup is not None:
+        return pressure.Fact(by_cgroup, pressure.FactSource.CGROUP)
+    scores = {each.oom_score_adj if each is not None else None for each in _traits(pod)}
+    if scores == {_BEST_EFFORT_SCORE}:
+        return pressure.Fact(pressure.QosClass.BEST_EFFORT, pressure.FactSource.INFERRED)
+    if scores and all(score is not None and _is_burstable(score) for score in scores):
+        return pressure.Fact(pressure.QosClass.BURSTABLE, pressure.FactSource.INFERRED)
+    return pressure.UNKNOWN
+
+
+def infer_critical(pod: RuntimePod, qos: pressure.QosClass | None) -> pressure.Fact[bool | None]:
+    """Return whether a container has a lower OOM score than the QoS class of the pod implies.
+
+    In a Guaranteed pod, the score -997 of a container with a memory limit is no evidence, since every Guaranteed
+    container has this score and a limit. The fact is unknown for a pod without containers, or if the score of a
+    container is unknown.
+
+    Source: kubelet ``GetContainerOOMScoreAdjust``: -997 for Guaranteed and for node-critical pods.
+    """
+    verdicts = [_is_critical(each, qos) for each in _traits(pod)]
+    if any(verdicts):
+        return pressure.Fact(value=True, source=pressure.FactSource.INFERRED)
+    if not verdicts or None in verdicts:
+        return pressure.UNKNOWN
+    return pressure.Fact(value=False, source=pressure.FactSource.INFERRED)
+
+
+def infer_request(
+    traits: ContainerTraits | None, qos: pressure.QosClass | None, capacity_bytes: int | None, *, assume: bool
+) -> pressure.Fact[int | None]:
+    """Return the memory request of a container, inferred from its OOM score and its memory limit.
+
+    A Burstable score corresponds to a range of requests, one thousandth of the node memory wide; the lowest score to a
+    request of up to the whole memory. The upper end of the range is returned, in favour of the pod, or the limit if it
+    is lower. If a kubelet did not set the score, the limit
+    is returned, since a request defaults to the limit. Without a limit, the request is 0 if ``assume``, otherwise
+    unknown.
+    """
+    score = traits.oom_score_adj if traits is not None else None
+    if qos is pressure.QosClass.BEST_EFFORT and not _is_burstable(score):
+        return pressure.Fact(0, pressure.FactSource.INFERRED)
+    if traits is None:
+        return pressure.UNKNOWN
+    limit_bytes = traits.memory_limit_bytes
+    if qos is pressure.QosClass.GUARANTEED or score == _GUARANTEED_SCORE:
+        return pressure.Fact(limit_bytes, pressure.FactSource.INFERRED) if limit_bytes else pressure.UNKNOWN
+    if _is_burstable(score):
+        return _burstable_request(score, capacity_bytes, limit_bytes)
+    if score == _BEST_EFFORT_SCORE or limit_bytes:
+        return pressure.Fact(0 if score == _BEST_EFFORT_SCORE else limit_bytes, pressure.FactSource.INFERRED)
+    return pressure.Fact(0, pressure.FactSource.ASSUMED) if assume else pressure.UNKNOWN
+
+
+def _burstable_request(score: int, capacity_bytes: int | None, limit_bytes: int | None) -> pressure.Fact[int | None]:
+    if capacity_bytes is None:
+        return pressure.UNKNOWN
+    upper_bytes = capacity_bytes if score == _LOWEST_BURSTABLE else capacity_bytes * (1001 - score) // 1000
+    return pressure.Fact(min(upper_bytes, limit_bytes) if limit_bytes else upper_bytes, pressure.FactSource.INFERRED)
+
+
+def sum_requests(requests: Sequence[pressure.Fact[int | None]]) -> pressure.Fact[int | None]:
+    """Return the sum of requests with the weakest source; unknown if a request is unknown or the list is empty."""
+    total, source = 0, pressure.FactSource.INFERRED
+    for fact in requests:
+        if fact.value is None:
+            return pressure.UNKNOWN
+        total += fact.value
+        if fact.source is pressure.FactSource.ASSUMED:
+            source = pressure.FactSource.ASSUMED
+    return pressure.Fact(total, source) if requests else pressure.UNKNOWN
+
+
+def inconsistencies(pod: RuntimePod, qos: pressure.QosClass | None) -> list[str]:
+    """Return the contradictions between the cgroup, the OOM scores and the UID of a pod."""
+    found = []
+    _, uid = qos_of_cgroup(pod.cgroup_parent)
+    if uid and uid != pod.uid.replace("_", "-"):
+        found.append(f"cgroup has pod {uid}")
+    scores = {each.oom_score_adj for each in _traits(pod) if each is not None and each.oom_score_adj is not None}
+    if qos is pressure.QosClass.GUARANTEED and any(score >= _LOWEST_BURSTABLE for score in scores):
+        found.append("cgroup is Guaranteed, oom_score_adj is not")
+    if qos is pressure.QosClass.BEST_EFFORT and any(_is_burstable(score) for score in scores):
+        found.append("cgroup is BestEffort, oom_score_adj is Burstable")
+    return found
+
+
+def _traits(pod: RuntimePod) -> list[ContainerTraits | None]:
+    """Return the traits of running containers, or of all if none is running; ``None`` for unread traits."""
+    return [pod.traits.get(each.id) for each in pod.running or pod.containers]
+
+
+def _is_critical(traits: ContainerTraits | None, qos: pressure.QosClass | None) -> bool | None:
+    if traits is None or traits.oom_score_adj is None:
+        return None
+    if traits.oom_score_adj >= 0:
+        return False
+    if qos is not pressure.QosClass.GUARANTEED or traits.oom_score_adj != _GUARANTEED_SCORE:
+        return True
+    return None if traits.memory_limit_bytes is None else not traits.memory_limit_bytes
+
+
+def _is_burstable(score: int | None) -> TypeGuard[int]:
+    return score is not None and _LOWEST_BURSTABLE <= score < _BEST_EFFORT_SCORE
+
+
+_WORDS: Final = {
+    pressure.FactSource.API_SERVER: "API server",
+    pressure.FactSource.KUBELET: "kubelet /pods",
+    pressure.FactSource.MANIFEST: "static manifest",
+}
+_GUESSED: Final = frozenset({pressure.FactSource.INFERRED, pressure.FactSource.ASSUMED, pressure.FactSource.MISSING})
+
+
+def shutdown_pods(
+    facts: Iterable[pressure.PodFacts], pods: Iterable[RuntimePod], specs: SpecIndex | None = None
+) -> tuple[ShutdownPod, ...]:
+    """Return the shutdown planner's input for each pod in both ``facts`` and ``pods``, in the order of ``facts``.
+
+    An inferred or assumed priority is passed as unknown, since the shutdown planner has a separate rule for unknown
+    priorities. Unlike in evictions, annotations of all pods and OOM scores are used: they change the stop order, but
+    exempt no pod. Containers are in reverse order of creation, so that containers started first, such as sidecars, are
+    stopped last.
+    """
+    by_uid = {pod.uid: pod for pod in pods}
+    return tuple(
+        _shutdown_pod(each, by_uid[each.uid], specs.in_list(by_uid[each.uid]) if specs is not None else None)
+        for each in facts
+        if each.uid in by_uid
+    )
+
+
+def _shutdown_pod(facts: pressure.PodFacts, pod: RuntimePod, spec: PodSpec | None) -> ShutdownPod:
+    priority, priority_source = _stop_priority(facts, pod)
+    static_source, critical_source = _static_source(facts, pod), _critical_source(facts, pod)
+    return ShutdownPod(
+        uid=facts.uid,
+        namespace=facts.namespace,
+        name=facts.name,
+        priority=priority,
+        priority_source=priority_source,
+        static=bool(static_source),
+        static_source=static_source,
+        node_critical=bool(critical_source),
+        node_critical_source=critical_source,
+        labels=dict(spec.labels) if spec is not None and not spec.malformed else pod.labels,
+        termination_grace_s=facts.termination_grace_s.value,
+        container_ids=tuple(container.id for container in pod.running),
+    )
+
+
+def _stop_priority(facts: pressure.PodFacts, pod: RuntimePod) -> tuple[int | None, str]:
+    """Return the pod priority and its source; ``None`` and empty if unknown."""
+    if facts.priority.source not in _GUESSED:
+        return facts.priority.value, _words(facts.priority.source, f"annotation {ANNOTATION_PRIORITY}")
+    annotations = pod.sandbox.annotations
+    annotated = read_marks(annotations).priority if facts.priority.source is pressure.FactSource.ASSUMED else None
+    return (None, "") if annotated is None else (annotated, f"annotation {ANNOTATION_PRIORITY}")
+
+
+def _static_source(facts: pressure.PodFacts, pod: RuntimePod) -> str:
+    """Return the source of the fact that a pod is a static pod or a mirror pod; empty for any other pod."""
+    marks = read_marks(pod.sandbox.annotations)
+    for fact, annotation, marked in (
+        (facts.static, ANNOTATION_SOURCE, marks.static is True),
+        (facts.mirror, ANNOTATION_MIRROR, marks.mirror),
+    ):
+        if fact.value:
+            return _words(fact.source, f"annotation {annotation}")
+        if marked and fact.source in _GUESSED:
+            return f"annotation {annotation}"
+    return ""
+
+
+def _critical_source(facts: pressure.PodFacts, pod: RuntimePod) -> str:
+    """Return the source of the fact that a pod is node-critical; empty if it is not node-critical."""
+    if facts.critical.value:
+        return _words(facts.critical.source, "priority class")
+    if facts.critical.source in _GUESSED and infer_critical(pod, facts.qos.value).value:
+        return "oom_score_adj"
+    return ""
+
+
+def _words(source: pressure.FactSource, otherwise: str) -> str:
+    return _WORDS.get(source, otherwise)
+
 
 ANNOTATION_GRACE: Final = "io.kubernetes.pod.terminationGracePeriod"
 ANNOTATION_DELETION_GRACE: Final = "io.kubernetes.pod.deletionGracePeriod"

@@ -16,7 +16,7 @@ from typing import Final
 
 from nodeagent.model.pods import ENDED, Completeness, PodList, PodListReading, PodListSource, PodSpec
 from nodeagent.model.runtime import ANNOTATION_SOURCE
-from nodeagent.pods.plan.definitions import ANNOTATION_HASH, ANNOTATION_MIRROR
+from nodeagent.pods.plan.facts import ANNOTATION_HASH, ANNOTATION_MIRROR
 from nodeagent.record import Record, field, replace
 from nodeagent.units import format_duration
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from nodeagent.shutdown.plan.budget import ShutdownBudget
+    from nodeagent.shutdown.plan.planner import ShutdownBudget
 
 RESTART_INTERVAL_S: Final = 300.0
 """Minimum seconds between two restarts of logind by the agent."""

@@ -6,8 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from typing import Any
 
 from tests.support import vm_guest

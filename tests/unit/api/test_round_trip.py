@@ -9,12 +9,14 @@ import pytest
 
 from nodeagent.api.common import decode, encode
 from nodeagent.gc.documents.history import HistoryDocument
-from nodeagent.gc.documents.holds import HoldList
+from nodeagent.gc.documents.lists import HoldList
 from nodeagent.gc.documents.passes import DiskUsageDocument, PreviewDocument
 from nodeagent.gc.pass_state import plans_for
 from nodeagent.gc.plan.breakdown import Breakdown, Share, UsageCategory
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
-from nodeagent.model import TRUSTED, ContainerState, Hold
+from nodeagent.model.clock import TRUSTED
+from nodeagent.model.node import Hold
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from nodeagent.store.history import PastAction, PastPass
 from tests.unit.builders import NOW, container, filesystem, image, log_directory, sandbox, snapshot

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nodeagent.clock import Clock
-    from nodeagent.model import FsObservation
+    from nodeagent.model.runtime import FsObservation
+    from nodeagent.units import Clock
     from tests.sim.node import SimNode
 
 

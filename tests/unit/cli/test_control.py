@@ -19,7 +19,7 @@ from nodeagent.host.lock import process_lock
 from nodeagent.model.decision import Accounting, Plan
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
-from nodeagent.settings.endpoints import DEFAULT_SOCKET
+from nodeagent.settings.settings import DEFAULT_SOCKET
 from nodeagent.store.history import Retention
 from tests.unit.control_node import IMAGE, MEMBER, STRANGER, Node, say, serving
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from nodeagent.model import NodeSnapshot
+    from nodeagent.model.node import NodeSnapshot
 
 
 @pytest.fixture

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli import doctor as checks
-from nodeagent.cli import doctor as doctor_memory
+from nodeagent.cli import doctor as checks, doctor as doctor_memory
 from nodeagent.cli.doctor import fix_logind, summary
 from nodeagent.doctor.plan.node import Finding, Grade
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.record import replace
-from nodeagent.settings.endpoints import ControlSettings
 from nodeagent.settings.loading import load
+from nodeagent.settings.settings import ControlSettings
 from tests.support.kubelet_tree import add_process, make_node
 from tests.support.other_user import as_other_user
 

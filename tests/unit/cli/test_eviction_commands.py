@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.eviction.effects import EvictionFile
 from nodeagent.eviction.plan.effects import OutstandingEffect
 from nodeagent.eviction.plan.reclaim import Shortage
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Signal
+from nodeagent.units import SystemClock
 from tests.support.command import nodeagent
 from tests.unit.cli.served_process import served
 

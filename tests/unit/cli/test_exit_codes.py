@@ -16,7 +16,7 @@ from nodeagent.cli.exit_codes import ExitCode, guarded, pass_exit_code
 from nodeagent.daemon.supervisor import supervise
 from nodeagent.errors import PassBusyError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
 from nodeagent.gc.executor import Outcome, PassEnd
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin

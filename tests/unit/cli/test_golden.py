@@ -25,15 +25,14 @@ from nodeagent.cli.evict import eviction_lines
 from nodeagent.cli.pressure import pressure_view, wide_view
 from nodeagent.cli.shutdown import shutdown_lines
 from nodeagent.cli.status import status_view, top_view
-from nodeagent.clock import SystemClock
 from nodeagent.daemon.documents import Status, Top
-from nodeagent.eviction.documents import EvictionPreview
-from nodeagent.eviction.pressure_documents import Pressure
+from nodeagent.eviction.documents import EvictionPreview, Pressure
 from nodeagent.gc.documents.passes import DiskUsageDocument
 from nodeagent.record import replace
 from nodeagent.shutdown.documents import ShutdownPlanDocument
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from nodeagent.text import display_width, escape
+from nodeagent.units import SystemClock
 from tests.support.crowded import PROXY, REPORT, TAGGED, crowded_node
 from tests.support.terminal import Shown, in_pipe, on_terminal
 from tests.unit.cli.served import served_in_thread

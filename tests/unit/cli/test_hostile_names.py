@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from nodeagent.cli import control_client
-from nodeagent.cli import main as command_line
+from nodeagent.cli import control_client, main as command_line
 from nodeagent.text import escape
 from tests.support.hostile import DIRECTORIES, NAMES
 from tests.support.reclaim import poll

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from nodeagent.cli import control_client
 from nodeagent.gc.hold_file import HoldFile
-from nodeagent.model import ALL_IMAGES, TRUSTED, ContainerState, Hold
+from nodeagent.model.clock import TRUSTED
+from nodeagent.model.node import ALL_IMAGES, Hold
+from nodeagent.model.runtime import ContainerState
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from nodeagent.text import display_width, escape
 from tests.sim.clock import SimClock

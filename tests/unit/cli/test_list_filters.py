@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.cli.list_views import IMAGES
-from nodeagent.cli.listing import ListOptions
+from nodeagent.cli.listing import IMAGES, ListOptions
 from nodeagent.cli.lists import ListRequest
 from nodeagent.errors import UsageError
 

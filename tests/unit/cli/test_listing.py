@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.api.common import ReasonDocument, Runtime
-from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
-from nodeagent.cli.listing import ListOptions
+from nodeagent.cli.listing import CONTAINERS, HOLDS, IMAGES, PASSES, PODS, ListOptions
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.table import short_id
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents.lists import ImageDocument, Images
-from nodeagent.model import Role, decision
+from nodeagent.model import decision
 from nodeagent.model.decision import Accounting, ReasonCode, Verdict
+from nodeagent.model.node import Role
 from nodeagent.text import escape
 from tests.unit.builders import NOW, ago
 

@@ -10,9 +10,8 @@ from nodeagent.cli.doctor import metrics_finding
 from nodeagent.doctor.plan.node import Grade
 from nodeagent.model.kubernetes import TlsFiles
 from nodeagent.record import replace
-from nodeagent.settings.endpoints import Listen, MetricsSettings
 from nodeagent.settings.loading import checked
-from nodeagent.settings.settings import Origin
+from nodeagent.settings.settings import Listen, MetricsSettings, Origin
 from tests.support.certificates import Authority
 from tests.support.command import nodeagent
 

@@ -12,12 +12,12 @@ import yaml
 
 from nodeagent.cli.node_description import description_lines, read_pressure
 from nodeagent.cluster.plan.node_status import node_object
-from nodeagent.eviction.plan.grammar import parse_thresholds
-from nodeagent.model import Image
+from nodeagent.eviction.plan.thresholds import parse_thresholds
 from nodeagent.model.kubernetes import Machine, Node
 from nodeagent.model.pressure import Moment, NodeCondition, OtherImageFilesystem, Signal, SignalReading
+from nodeagent.model.runtime import Image
 from nodeagent.record import replace
-from nodeagent.runtime.cri_messages import FilesystemUsage, ImageFsInfo
+from nodeagent.runtime.cri import FilesystemUsage, ImageFsInfo
 from nodeagent.settings.loading import load
 from nodeagent.text import display_width
 from tests.support.api_server import NODES, TOKEN, ApiServer, serving_api
@@ -30,9 +30,9 @@ from tests.unit.cluster.plan.test_node_status import FACTS, NOW, POLICY
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.clock import Clock
-    from nodeagent.model import ImageFilesystem
+    from nodeagent.model.runtime import ImageFilesystem
     from nodeagent.runtime.cri import CriClient
+    from nodeagent.units import Clock
 
 CAUSE = (
     "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:cni plugin missing"

@@ -16,8 +16,8 @@ from nodeagent.cli.table import age, size_cell
 from nodeagent.gc.plan.image_protection import Irreplaceable, irreplaceable_images
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import LIMITS, Scope
-from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.model.decision import Decision, ItemKind, ReasonCode, Verdict
+from nodeagent.model.runtime import ContainerState
 from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
 from nodeagent.units import format_bytes
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.gc.pass_state import Preview
+    from nodeagent.model.node import NodeSnapshot
 
 SEEDS: Final = range(60)
 MIB: Final = 1 << 20

@@ -12,9 +12,9 @@ import pytest
 from nodeagent.cli.table import size_cell
 from nodeagent.eviction import eviction_pass
 from nodeagent.eviction.kernel_signals import SignalPaths
-from nodeagent.eviction.plan.local_storage import has_limit
+from nodeagent.eviction.plan.effects import UsageSample
 from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
-from nodeagent.eviction.plan.relief import UsageSample
+from nodeagent.eviction.plan.ranking import has_limit
 from nodeagent.eviction.plan.state import EvictionState
 from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.gc.agent import Agent
@@ -26,8 +26,7 @@ from tests.sim.clock import START
 from tests.sim.node import SimNode
 from tests.unit.cli.test_one_source import SEEDS, rows_of
 from tests.unit.control_node import Node, say, serving
-from tests.unit.eviction.eviction_node import Clock, run_pass
-from tests.unit.eviction.eviction_node import Node as EvictionNode
+from tests.unit.eviction.eviction_node import Clock, Node as EvictionNode, run_pass
 from tests.unit.eviction.plan.cases import disk, pod
 from tests.unit.eviction.plan.test_eviction_properties import FLAWS
 

@@ -15,7 +15,7 @@ from nodeagent.api import operations
 from nodeagent.cli import control_client
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.host.systemd import Notifier
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin

@@ -14,9 +14,8 @@ import pytest
 import pytest_asyncio
 
 from nodeagent.host.dbus import Bus, acquire_lock
-from nodeagent.model import PodOutcome
-from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.shutdown.state_file import ShutdownFiles
+from nodeagent.model.stops import NodeStop, PodOutcome, StopEnd, StopKind, StoppedPod
+from nodeagent.shutdown.recorder import ShutdownFiles
 from nodeagent.store.history import History, Retention
 from tests.sim.content import Layer
 from tests.sim.node import SimNode

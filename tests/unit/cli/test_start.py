@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 FOR_TABLES = {"rich.console", "yaml"}  # not rich: importtime lists its blocked import
-FOR_FILES = {"nodeagent.settings.models"}
+FOR_FILES = {"nodeagent.settings.settings"}
 FOR_CLUSTERS = {"nodeagent.kube.api_client", "nodeagent.cluster.node_session", "nodeagent.host.machine"}
 FOR_NODES = {"grpc", "google.protobuf", "psutil", "sqlite3", "structlog", "dbus_fast"}
 DAEMON = "import nodeagent.cli.run, nodeagent.telemetry.logging, nodeagent.gc.agent, nodeagent.daemon.supervisor"

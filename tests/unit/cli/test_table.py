@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from nodeagent.cli.display import Display, Line, bar
 from nodeagent.cli.table import Heading, Row, Table, table_lines

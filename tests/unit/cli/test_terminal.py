@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
@@ -18,7 +17,7 @@ from rich.tree import Tree
 import nodeagent.cli
 from nodeagent.cli.display import say, warn
 from nodeagent.cli.exit_codes import guarded
-from nodeagent.cli.plan_view import plan_lines
+from nodeagent.cli.gc import plan_lines
 from nodeagent.cli.terminal import SafeConsole
 from nodeagent.errors import ConfigError, NodeAgentError
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict

@@ -15,8 +15,7 @@ from nodeagent.cluster.node_session import NodeSession, SessionEnd, SessionParts
 from nodeagent.cluster.plan.node_status import SHUTTING_DOWN, NodeStatusPolicy
 from nodeagent.cluster.plan.registration import RegistrationPolicy
 from nodeagent.cluster.session_task import RegistrationReporter
-from nodeagent.loops.passes import LoopStatuses
-from nodeagent.loops.shutdown_announcement import ShutdownAnnouncement
+from nodeagent.loops.passes import LoopStatuses, ShutdownAnnouncement
 from nodeagent.model.kubernetes import Machine, NodeFacts
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log

@@ -6,12 +6,12 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nodeagent.clock import SystemClock
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.loops.passes import LoopStatuses, PassLock
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 from nodeagent.telemetry import logging as log
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     import io

@@ -13,8 +13,7 @@ from nodeagent.cluster import CONDITIONS
 from nodeagent.cluster.conditions import ConditionsTask
 from nodeagent.model.kubernetes import Machine
 from tests.support.api_server import NODES, ApiServer, Fault, serving_api
-from tests.unit.cluster.tasks import context_of, settings_with, until
-from tests.unit.cluster.tasks import running as run_task
+from tests.unit.cluster.tasks import context_of, running as run_task, settings_with, until
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

@@ -16,8 +16,7 @@ from nodeagent.loops.passes import Activity
 from nodeagent.model.kubernetes import Machine
 from nodeagent.record import replace
 from tests.support.api_server import EVENTS, NODES, ApiServer, Fault, serving_api
-from tests.unit.cluster.tasks import context_of, settings_with, until
-from tests.unit.cluster.tasks import running as run_task
+from tests.unit.cluster.tasks import context_of, running as run_task, settings_with, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

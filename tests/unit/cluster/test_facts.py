@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.cluster.facts import RUNTIME_DOWN, NodeFactsReader, plain_version
 from nodeagent.errors import RuntimeUnavailableError
-from nodeagent.model import Image, RuntimeInfo
-from nodeagent.runtime.cri_messages import RuntimeStatus
-from nodeagent.settings.models import Config
+from nodeagent.model.node import RuntimeInfo
+from nodeagent.model.runtime import Image
+from nodeagent.runtime.cri import RuntimeStatus
+from nodeagent.settings.settings import Config
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     from nodeagent.runtime.cri import CriClient

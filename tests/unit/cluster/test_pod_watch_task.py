@@ -16,12 +16,11 @@ from nodeagent.errors import ConfigError, StoreError
 from nodeagent.loops.passes import Activity
 from nodeagent.model.kubernetes import Machine
 from nodeagent.pods.watched import FILE_NAME, MAX_BYTES, read_watched_pods, write_watched_pods
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 from tests.support.api_pods import pod
 from tests.support.api_server import NODES, ApiServer, serving_api
 from tests.unit.cluster.plan.test_pod_watch import START, spec
-from tests.unit.cluster.tasks import context_of, settings_with, until
-from tests.unit.cluster.tasks import running as run_task
+from tests.unit.cluster.tasks import context_of, running as run_task, settings_with, until
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

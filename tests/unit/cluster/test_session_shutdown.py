@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION as CORDONED
-from nodeagent.cluster.plan.registration import RegistrationPolicy
+from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION as CORDONED, RegistrationPolicy
 from tests.support.virtual_time import play
 from tests.unit.cluster.cluster import Cluster
 

@@ -8,8 +8,8 @@ from nodeagent.cluster.plan.registration import Reservation
 from nodeagent.cluster.settings import parse_condition_taints, parse_node_ips, parse_reserved
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
-from nodeagent.model import Role
-from nodeagent.settings.models import Config
+from nodeagent.model.node import Role
+from nodeagent.settings.settings import Config
 
 
 @pytest.mark.parametrize(

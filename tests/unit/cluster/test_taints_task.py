@@ -15,10 +15,9 @@ from nodeagent.cluster.conditions import TaintsTask
 from nodeagent.cluster.session_task import START_FAILURES
 from nodeagent.config.validation import convert
 from nodeagent.model.kubernetes import Machine
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 from tests.support.api_server import NODES, ApiServer, Fault, Received, serving_api
-from tests.unit.cluster.tasks import context_of, settings_with, until
-from tests.unit.cluster.tasks import running as run_task
+from tests.unit.cluster.tasks import context_of, running as run_task, settings_with, until
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

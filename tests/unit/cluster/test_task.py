@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.clock import SystemClock
 from nodeagent.cluster import NAME
 from nodeagent.cluster.plan.node_status import SHUTTING_DOWN
 from nodeagent.cluster.task import RUNTIME_LOST_S, FactsSource, LastFacts, RegistrationTask
@@ -20,8 +19,9 @@ from nodeagent.loops.passes import Activity, LoopStatuses, PassLock, Pause, Paus
 from nodeagent.model.kubernetes import Machine, NodeFacts
 from nodeagent.pods.role import RoleWatch
 from nodeagent.record import replace
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 from nodeagent.telemetry import logging as log
+from nodeagent.units import SystemClock
 from tests.support.api_server import LEASES, NODES, ApiServer, Fault, serving_api
 from tests.support.manual_clock import MIDNIGHT, ManualClock
 from tests.unit.kubelet_double import KUBELET, KubeletDouble

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nodeagent.cluster.node_session import SessionEnd
 from nodeagent.cluster.plan.events import EventQueue, add_event

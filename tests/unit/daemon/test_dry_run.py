@@ -6,7 +6,8 @@ from datetime import timedelta
 
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.host.processes import is_running
-from nodeagent.model import TRUSTED, Hold
+from nodeagent.model.clock import TRUSTED
+from nodeagent.model.node import Hold
 from nodeagent.store.history import History
 from tests.sim.content import Layer
 from tests.unit.daemon_node import IMAGE, daemon

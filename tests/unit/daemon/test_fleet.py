@@ -5,15 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.api.common import decode, encode, encode_line
 from nodeagent.daemon.report_document import Fleet, FleetGroup, NodeReport, PlannedPass, PlannedRemovals
 from nodeagent.gc.documents.passes import PreviewDocument
 from nodeagent.gc.pass_state import plans_for
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from tests.support.node_reports import planned, report
 from tests.unit.builders import NOW, container, filesystem, image, snapshot

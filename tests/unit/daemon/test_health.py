@@ -12,7 +12,7 @@ from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.loops.passes import LoopStatuses, PassLock, Pause, PausedBy
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.record import replace
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin

@@ -10,9 +10,8 @@ import pytest
 
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.model import ContainerState
 from nodeagent.model.pods import PodSpec
-from nodeagent.model.runtime import ANNOTATION_SOURCE
+from nodeagent.model.runtime import ANNOTATION_SOURCE, ContainerState
 from nodeagent.pods.plan.watch import SYNC_GRACE_S, WatchState, after_interruption, after_list
 from nodeagent.record import replace
 from tests.sim.content import Layer

@@ -14,7 +14,8 @@ from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.reload_preview import WITHIN_S, log_reload_effect, preview_effect
 from nodeagent.gc.agent import open_agent
 from nodeagent.loops.passes import LoopStatuses, PassLock
-from nodeagent.model import ContainerState, Role
+from nodeagent.model.node import Role
+from nodeagent.model.runtime import ContainerState
 from nodeagent.pods.plan.role import ABSENT_S
 from nodeagent.pods.role import RoleWatch
 from nodeagent.record import replace

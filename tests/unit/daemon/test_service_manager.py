@@ -15,8 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from nodeagent.daemon import service_manager as service
-from nodeagent.daemon import supervisor
+from nodeagent.daemon import service_manager as service, supervisor
 from nodeagent.daemon.context import DaemonContext, ReloadEffect
 from nodeagent.daemon.control.server import ControlUnavailableError, refuse_second_agent
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differences, read_again
@@ -25,9 +24,8 @@ from nodeagent.host.lock import daemon_lock
 from nodeagent.host.systemd import Notifier
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.record import replace
-from nodeagent.settings.endpoints import ControlSettings
 from nodeagent.settings.loading import checked
-from nodeagent.settings.settings import Origin
+from nodeagent.settings.settings import ControlSettings, Origin
 from nodeagent.shutdown.settings import ShutdownSettings
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock

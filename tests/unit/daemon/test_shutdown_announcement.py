@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from nodeagent.loops.shutdown_announcement import AnnouncedPart, ShutdownAnnouncement
+from nodeagent.loops.passes import AnnouncedPart, ShutdownAnnouncement
 
 
 @pytest.mark.parametrize("steps", range(4))

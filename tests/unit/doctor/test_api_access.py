@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.cli.doctor import cluster_findings
 from nodeagent.cluster.plan.rules import RULES, SETTINGS, access_reviews, role_documents, rules_for

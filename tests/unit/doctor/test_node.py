@@ -22,10 +22,11 @@ from nodeagent.doctor.plan.node import (
     check_state,
     check_stores,
 )
-from nodeagent.model import ClockTrust, GapCause, ObservationGap
+from nodeagent.model.clock import ClockTrust
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
+from nodeagent.model.runtime import GapCause, ObservationGap
 from nodeagent.record import replace
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget, two_bands
+from nodeagent.shutdown.plan.planner import DelayLimit, shutdown_budget, two_bands
 from tests.unit.builders import NOW, ago
 
 OK, WARNING, PROBLEM, SKIPPED = Grade.OK, Grade.WARNING, Grade.PROBLEM, Grade.SKIPPED

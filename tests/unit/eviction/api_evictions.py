@@ -14,18 +14,16 @@ from nodeagent.model.pods import PodHandle, PodInventory
 from nodeagent.pods.plan.watch import after_connection, after_events, after_list
 from nodeagent.pods.pod_api import parse_event
 from nodeagent.pods.watched import WatchedPods
-from tests.support.api_pods import Pods
-from tests.support.api_pods import pod as api_pod
+from tests.support.api_pods import Pods, pod as api_pod
 from tests.support.virtual_time import START, LoopClock
-from tests.unit.eviction.plan.cases import at
-from tests.unit.eviction.plan.cases import pod as pod_facts
+from tests.unit.eviction.plan.cases import at, pod as pod_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nodeagent.clock import Clock
     from nodeagent.model.pressure import PodFacts
     from nodeagent.pods.plan.watch import PodEvent
+    from nodeagent.units import Clock
 
 
 @dataclass

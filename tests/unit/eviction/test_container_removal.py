@@ -12,7 +12,8 @@ from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError, Runti
 from nodeagent.eviction.container_removal import CriContainerCleaner
 from nodeagent.eviction.plan.effects import Victim
 from nodeagent.host.pod_logs import RemovalRefusedError
-from nodeagent.model import ContainerState, LogOpeners, LogTree
+from nodeagent.model.node import LogOpeners, LogTree
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from tests.unit.builders import NOW, container, sandbox
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.eviction.container_removal import CleanupResult
-    from nodeagent.model import Container, Sandbox
+    from nodeagent.model.runtime import Container, Sandbox
 
 RUNNING, EXITED, CREATED, UNKNOWN = (
     ContainerState.RUNNING,

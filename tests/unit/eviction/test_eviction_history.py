@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.eviction.composition import AgentEvictionHistory
 from nodeagent.gc.pass_history import HistoryWriter
 from nodeagent.store.history import History, Retention
+from nodeagent.units import SystemClock
 from tests.unit.eviction.eviction_node import LOW, Node, run_pass
 from tests.unit.eviction.plan.cases import pod
 

@@ -13,7 +13,7 @@ from nodeagent.errors import RuntimeRequestError
 from nodeagent.eviction.reclaimer import ImageObservation
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.psi_triggers import PressureTriggers
-from nodeagent.model import NodeSnapshot, RuntimeInfo
+from nodeagent.model.node import NodeSnapshot, RuntimeInfo
 from tests.unit.eviction.eviction_node import Clock, disk_node, run_pass
 from tests.unit.eviction.plan.cases import read
 

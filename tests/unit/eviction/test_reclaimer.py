@@ -14,15 +14,14 @@ from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.gc.plan.image_protection import Irreplaceable, ProtectionPolicy
 from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, Scope
-from nodeagent.model import NodeSnapshot, Role
-from nodeagent.model.node import LogSpace
+from nodeagent.model.node import LogSpace, NodeSnapshot, Role
 from nodeagent.model.pressure import FilesystemRole
 from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW, RUNTIME, ago, container, image, log_directory, sandbox, used
 
 if TYPE_CHECKING:
     from nodeagent.gc.pass_state import Preview
-    from nodeagent.model import Sandbox
+    from nodeagent.model.runtime import Sandbox
 
 EVERYTHING = SpaceNeeded(300 * MIB)
 POLICY = GCPolicy(images=ImageGCPolicy(minimum_age_s=0.0))

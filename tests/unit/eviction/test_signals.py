@@ -15,7 +15,7 @@ from nodeagent.eviction.kernel_signals import read_filesystem_signals
 from nodeagent.eviction.pod_monitor import OomKillMonitor
 from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.eviction.signals import EvictionSignalReader
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.model.pods import PodInventory, RuntimePod
 from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.pods.role import RoleWatch

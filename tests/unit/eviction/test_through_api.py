@@ -9,7 +9,7 @@ from nodeagent.errors import ApiServerUnavailableError
 from nodeagent.eviction.api_evictor import KUBELET_FREED_WITHIN_S, RoleCleaner, RoleEvictor
 from nodeagent.eviction.container_removal import CleanupResult
 from nodeagent.eviction.plan.effects import Victim
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from tests.support.virtual_time import play
 from tests.unit.builders import container
 from tests.unit.eviction.api_evictions import Cluster
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.eviction.loop import EvictionLoop
-    from nodeagent.model import Container
     from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import SignalReading
+    from nodeagent.model.runtime import Container
 
 BUDGET = "The disruption budget webpdb needs 2 healthy pods and has 2 currently"
 LOST = ApiServerUnavailableError("no answer in 10 s")

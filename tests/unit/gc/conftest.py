@@ -12,12 +12,12 @@ import pytest
 
 from nodeagent.gc.agent import RemoverFactory
 from nodeagent.gc.collector import Collector
-from nodeagent.gc.logs import HostLogs
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy
+from nodeagent.gc.removers import HostLogs
 from nodeagent.gc.restore import ImageUndo, RemovalRecovery
 from nodeagent.gc.snapshot.node import NodeSnapshotReader
 from nodeagent.host.lock import lock_identity
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.pods.images import no_pod_images
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.gc.snapshot.images import ObservationStore, PodImageSource
-    from nodeagent.model import Hold
+    from nodeagent.model.node import Hold
     from tests.sim.node import SimNode
     from tests.sim.scenario import Scenario
 

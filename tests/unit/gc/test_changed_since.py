@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from nodeagent.gc.removers import changed_since
-from nodeagent.runtime.containerd_records import Stamp, StoredImage
+from nodeagent.runtime.containerd import Stamp, StoredImage
 
 OBSERVED = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = OBSERVED + timedelta(seconds=30)

@@ -12,8 +12,8 @@ from nodeagent.errors import StoreError
 from nodeagent.gc import pass_state as measurement
 from nodeagent.gc.executor import Outcome, PassEnd
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.model import Hold
 from nodeagent.model.decision import Accounting, ItemKind
+from nodeagent.model.node import Hold
 from nodeagent.record import replace
 from tests.unit.gc.conftest import POLICY
 from tests.unit.gc.transactions import outcomes

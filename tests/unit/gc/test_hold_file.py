@@ -10,11 +10,12 @@ import pytest
 
 from nodeagent.errors import StoreError
 from nodeagent.gc.hold_file import HoldFile
+from nodeagent.gc.plan.image_protection import held_images, holds_in_force
 from nodeagent.gc.plan.image_users import ImageIndex
 from nodeagent.gc.plan.images import plan_image_gc
-from nodeagent.gc.plan.keep_rules import held_images, holds_in_force
 from nodeagent.gc.plan.policy import ImageGCPolicy
-from nodeagent.model import ALL_IMAGES, TRUSTED, Hold
+from nodeagent.model.clock import TRUSTED
+from nodeagent.model.node import ALL_IMAGES, Hold
 from tests.unit.builders import NOW, ago, codes, filesystem, image, removed, snapshot, used
 
 if TYPE_CHECKING:

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from nodeagent.gc.executor import Remover
     from nodeagent.gc.pass_state import Preview as PreviewOfPass
-    from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.model.decision import Decision
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import FsObservation
 
 
 @pytest.fixture(autouse=True)

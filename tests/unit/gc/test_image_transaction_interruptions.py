@@ -7,12 +7,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from nodeagent.errors import NodeAgentError
-from nodeagent.gc import image_removers as transactional_remover
-from nodeagent.gc import pass_state as measurement
+from nodeagent.gc import image_removers as transactional_remover, pass_state as measurement
 from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.restore import RemovalRecovery

@@ -9,8 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from nodeagent.errors import NodeAgentError, PassBusyError, UsageError
 from nodeagent.gc import pass_state as measurement

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
 from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.gc.loop import Loop, Pass, RuntimeWatch, log_result, log_start, with_jitter
@@ -21,11 +20,12 @@ from nodeagent.gc.pass_history import PassStart
 from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.loops.passes import LoopStatuses, PassLock, Pause, PausedBy
-from nodeagent.model import NodeSnapshot, RuntimeInfo
 from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
+from nodeagent.model.node import NodeSnapshot, RuntimeInfo
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import Counters
 from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe
+from nodeagent.units import SystemClock
 from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.clock import Clock
+    from nodeagent.units import Clock
 
 T0 = datetime(2026, 1, 10, tzinfo=UTC)
 SNAPSHOT = NodeSnapshot(observed_at=T0, runtime=RuntimeInfo("containerd", "1.7.24", "v1"))

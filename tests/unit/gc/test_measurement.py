@@ -18,7 +18,7 @@ from tests.unit.builders import MIB, NOW
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nodeagent.model import FsObservation
+    from nodeagent.model.runtime import FsObservation
     from tests.unit.gc.conftest import Opener
 
 

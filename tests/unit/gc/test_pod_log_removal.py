@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import PodLogPolicy, Scope
 from nodeagent.gc.snapshot.node import PodLogReader
 from nodeagent.host import pod_logs as log_trees
 from nodeagent.host.pod_logs import find_openers, list_pod_log_directories
-from nodeagent.model import LogOpeners
 from nodeagent.model.decision import ItemKind
+from nodeagent.model.node import LogOpeners
 from nodeagent.record import replace
 from nodeagent.store.database import Store
+from nodeagent.units import SystemClock
 from tests.unit.gc.conftest import POLICY
 
 if TYPE_CHECKING:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from nodeagent.gc import image_removers as transactional_remover
-from nodeagent.gc import pass_state as measurement
+from nodeagent.gc import image_removers as transactional_remover, pass_state as measurement
 from nodeagent.gc.plan.policy import Scope
 from tests.sim.store import RefusedError
 from tests.unit.gc.transactions import CHANGES, use_during_removal, whole

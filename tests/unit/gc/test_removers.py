@@ -11,8 +11,9 @@ import pytest
 
 from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.model import ContainerState, PodImages
 from nodeagent.model.decision import ItemKind
+from nodeagent.model.node import PodImages
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 
 if TYPE_CHECKING:

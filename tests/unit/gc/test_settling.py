@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from nodeagent.gc.guard import Waits, settle
-from nodeagent.runtime.creations import CreationLeases
+from nodeagent.runtime.leases import CreationLeases
 from tests.support.manual_clock import ManualClock
 from tests.support.virtual_time import play
 

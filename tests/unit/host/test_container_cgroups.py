@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.host import container_processes as container_cgroups
 from nodeagent.host.container_processes import find_running
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     from pathlib import Path

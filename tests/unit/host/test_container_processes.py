@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.host.container_processes import ContainerProcesses
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.errors import ObservationError
 from nodeagent.eviction.signals import nodefs_path
 from nodeagent.host.filesystems import filesystem_id, filesystem_type, mount_id, read_filesystem
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     from pathlib import Path

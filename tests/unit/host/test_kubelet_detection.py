@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.host.kubelet_traces import KubeletTraceReader
-from nodeagent.model import KubeletProcess, KubeletTraces, Role
+from nodeagent.model.node import KubeletProcess, KubeletTraces, Role
 from nodeagent.pods.plan.role import decide_role
 from tests.support.kubelet_tree import ESTABLISHED, add_file, add_process, add_socket, make_node
 

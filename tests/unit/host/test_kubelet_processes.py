@@ -19,7 +19,7 @@ _PROGRAM = """
 import json, sys, time
 from pathlib import Path
 from nodeagent.host.kubelet_traces import KubeletTraceReader
-from nodeagent.clock import SystemClock
+from nodeagent.units import SystemClock
 reader = KubeletTraceReader(SystemClock(), Path(sys.argv[1]))
 found, ends_s = reader.read(), time.monotonic() + 20
 while not (found.processes and found.ports) and time.monotonic() < ends_s and len(sys.argv) > 2:

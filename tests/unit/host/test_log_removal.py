@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host import pod_logs as log_removal
-from nodeagent.host import pod_logs as podlogs
+from nodeagent.host import pod_logs as log_removal, pod_logs as podlogs
 from nodeagent.host.pod_logs import RemovalRefusedError, open_below
 
 if TYPE_CHECKING:

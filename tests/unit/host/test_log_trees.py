@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.clock import SystemClock
-from nodeagent.host import pod_logs as log_removal
-from nodeagent.host import pod_logs as log_trees
-from nodeagent.host import pod_logs as podlogs
+from nodeagent.host import pod_logs as log_removal, pod_logs as log_trees, pod_logs as podlogs
 from nodeagent.host.pod_logs import RemovalRefusedError
-from nodeagent.model import LogOpeners, LogTree
+from nodeagent.model.node import LogOpeners, LogTree
+from nodeagent.units import SystemClock
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 NAME = f"shop_web_{UID}"
@@ -131,7 +129,7 @@ def test_writer_is_detected_with_the_capabilities_of_the_unit_in_own_files_only(
     (names,) = re.findall(r"^CapabilityBoundingSet=(.+)$", unit, re.MULTILINE)
     kept = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in names.split())
     script = (
-        "import sys; from pathlib import Path; from nodeagent.clock import SystemClock\n"
+        "import sys; from pathlib import Path; from nodeagent.units import SystemClock\n"
         "from nodeagent.host.pod_logs import read_log_tree\n"
         "tree = read_log_tree(Path(sys.argv[1]), sys.argv[2], SystemClock()); print(tree.openers, tree.openers_detail)"
     )

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import InhibitorError
-from nodeagent.host.logind_config import (
-    DEFAULT_DELAY_US,
-    own_drop_in,
-    parse_span_us,
-    read_delay,
-    write_drop_in,
-)
+from nodeagent.host.logind_config import DEFAULT_DELAY_US, own_drop_in, parse_span_us, read_delay, write_drop_in
 from nodeagent.units import USEC_INFINITY
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from nodeagent.clock import SystemClock
 from nodeagent.host.commands import child_environment, run
 from nodeagent.host.processes import started_s
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     import pytest

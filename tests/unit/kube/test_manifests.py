@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.kube.manifests import ManifestReader
+from nodeagent.kube.kubelet_pods import ManifestReader
 
 if TYPE_CHECKING:
     from pathlib import Path

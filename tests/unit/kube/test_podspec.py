@@ -6,8 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.errors import ObservationError
 from nodeagent.kube.podspec import parse_listed_pod, parse_pod, parse_resource_quantity

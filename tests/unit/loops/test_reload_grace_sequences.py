@@ -6,8 +6,7 @@ import asyncio
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from nodeagent.loops.pause import pause, resume
 from tests.unit.daemon_node import GRACE_S, Daemon, daemon, refused

@@ -5,8 +5,7 @@ from __future__ import annotations
 from string import Formatter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict, sort_by_name
 from nodeagent.model.reason_codes import SENTENCES

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.errors import ObservationError
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
-from nodeagent.model import Role
 from nodeagent.model.kubernetes import KubeletAccess
+from nodeagent.model.node import Role
 from nodeagent.pods.reader import PodReader, PodSettings
 from tests.sim import workload
 from tests.support.kernel_tree import add_cgroup

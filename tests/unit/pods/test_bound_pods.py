@@ -18,7 +18,7 @@ from tests.sim.clock import SimClock
 from tests.unit.builders import sandbox
 
 if TYPE_CHECKING:
-    from nodeagent.model import Sandbox
+    from nodeagent.model.runtime import Sandbox
 
 RESTARTS: Final = 100
 PASS_S: Final = 30.0

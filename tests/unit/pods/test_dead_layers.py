@@ -9,15 +9,15 @@ import pytest
 
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.gc.snapshot.details import DeadLayers, LayerSize
-from nodeagent.model import ContainerState
-from nodeagent.runtime.containerd_records import SnapshotUsage
-from nodeagent.runtime.cri_messages import ContainerUsage
+from nodeagent.model.runtime import ContainerState
+from nodeagent.runtime.containerd import SnapshotUsage
+from nodeagent.runtime.cri import ContainerUsage
 from tests.unit.builders import container
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from nodeagent.model import Container
+    from nodeagent.model.runtime import Container
 
 
 class Runtime:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import RuntimeUnavailableError
-from nodeagent.model import ContainerState, Sandbox
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import Footprint, LayerUsage
-from nodeagent.pods.disk_usage import ExitedLayers, with_further_layers
+from nodeagent.model.runtime import ContainerState, Sandbox
+from nodeagent.pods.usage import ExitedLayers, with_further_layers
 from nodeagent.record import replace
 from nodeagent.runtime.connection import MAX_CALLS
-from nodeagent.runtime.containerd_records import SnapshotUsage
-from nodeagent.runtime.cri_messages import ContainerUsage
+from nodeagent.runtime.containerd import SnapshotUsage
+from nodeagent.runtime.cri import ContainerUsage
 from tests.unit.builders import container
 
 if TYPE_CHECKING:
-    from nodeagent.model import Container
+    from nodeagent.model.runtime import Container
 
 RUNNING, EXITED = ContainerState.RUNNING, ContainerState.EXITED
 

@@ -20,8 +20,9 @@ from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.loops.passes import Activity, LoopStatuses, PassLock
-from nodeagent.model import ContainerState, KubeletTraces, Role, RoleBasis
+from nodeagent.model.node import KubeletTraces, Role, RoleBasis
 from nodeagent.model.pressure import NodeCondition, Signal
+from nodeagent.model.runtime import ContainerState
 from nodeagent.pods import role as node_role
 from nodeagent.pods.plan.role import ABSENT_S
 from nodeagent.pods.role import RoleWatch

@@ -6,8 +6,8 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.model import Role
 from nodeagent.model.kubernetes import KubeletAccess
+from nodeagent.model.node import Role
 from nodeagent.model.pods import PodSpec
 from nodeagent.model.pressure import Fact, FactSource, QosClass
 from nodeagent.pods.plan.watch import WatchState, after_interruption, after_list, compact

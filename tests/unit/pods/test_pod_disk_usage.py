@@ -11,11 +11,11 @@ import pytest
 
 from nodeagent.host.disk_usage import Tree
 from nodeagent.host.pod_disk import PodDisk, PodDiskWalk
-from nodeagent.model import Sandbox
 from nodeagent.model.pods import PodReading, RuntimePod
 from nodeagent.model.pressure import Footprint, LayerUsage
-from nodeagent.pods.disk_usage import PodDiskReader, replace_layers, with_disk_usage
-from nodeagent.runtime.cri_messages import ContainerUsage
+from nodeagent.model.runtime import Sandbox
+from nodeagent.pods.usage import PodDiskReader, replace_layers, with_disk_usage
+from nodeagent.runtime.cri import ContainerUsage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from nodeagent.host.pod_disk import PodDiskWalk
-from nodeagent.model import ContainerState
 from nodeagent.model.pressure import Footprint
+from nodeagent.model.runtime import ContainerState
 from tests.unit.pods.pod_node import IMAGE, MIB, Node, facts_of
 
 
@@ -105,8 +105,8 @@ async def test_hanging_directory_hides_only_the_usage_of_its_pod(node: Node, mon
     for each in logs.values():
         each.mkdir(parents=True)
         (each / "0.log").write_bytes(b"x" * MIB)
-    monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.2)
-    monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.2)
+    monkeypatch.setattr("nodeagent.pods.usage.HANGS_S", 0.2)
+    monkeypatch.setattr("nodeagent.pods.usage.HANGS_S", 0.2)
     release, calls = threading.Event(), []
 
     def hang(walk: PodDiskWalk, until_s: float) -> bool:

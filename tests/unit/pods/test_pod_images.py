@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import ObservationError
-from nodeagent.kube.manifests import ManifestReader
+from nodeagent.kube.kubelet_pods import ManifestReader
 from nodeagent.model.pods import PodSpec
 from nodeagent.pods.images import PodImageReader
 from nodeagent.pods.sources import BoundPods

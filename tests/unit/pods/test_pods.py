@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import RuntimeUnavailableError
-from nodeagent.model import Role, Sandbox
+from nodeagent.model.node import Role
 from nodeagent.model.pods import RuntimePod
 from nodeagent.model.pressure import Fact, FactSource, QosClass
+from nodeagent.model.runtime import Sandbox
 from nodeagent.pods.reader import PodReader, PodSettings, RuntimeDetails
 from nodeagent.pods.usage import PodCgroups
 from nodeagent.record import replace

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.pods.disk_usage import MOST_HANGING, QueuedWalk, WalkQueue
+from nodeagent.pods.usage import MOST_HANGING, QueuedWalk, WalkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,7 @@ def test_hanging_walk_does_not_stop_the_others(hanging: list[Hanging], monkeypat
     assert hanging[0].entered.wait(WAIT_S)
     walks.replace_hanging_workers()
     assert record == [], "the first walk does not count as hanging before HANGS_S"
-    monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.0)
+    monkeypatch.setattr("nodeagent.pods.usage.HANGS_S", 0.0)
     walks.replace_hanging_workers()
     wait_for_ends(ends, 1)
     assert record == ["other", "other"]
@@ -121,7 +121,7 @@ def test_hanging_walk_does_not_stop_the_others(hanging: list[Hanging], monkeypat
 
 
 def test_number_of_hanging_workers_is_bounded(hanging: list[Hanging], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.0)
+    monkeypatch.setattr("nodeagent.pods.usage.HANGS_S", 0.0)
     walks = WalkQueue()
     queued, ends = add(walks, *hanging)
     for each in hanging[: MOST_HANGING + 1]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from nodeagent.model import Image, ReferenceKind, StorageGraph
+from typing import TYPE_CHECKING
+
+from nodeagent.model.runtime import Image
+
+if TYPE_CHECKING:
+    from nodeagent.model.runtime import ReferenceKind, StorageGraph
 
 A = Image("sha256:a", ("a:1",))
 

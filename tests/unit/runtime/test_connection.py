@@ -19,8 +19,13 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
     RuntimeUnsupportedError,
 )
-from nodeagent.runtime.connection import K3S_SOCKET as K3S
-from nodeagent.runtime.connection import Method, RuntimeConnection, check_permission, discover_endpoint
+from nodeagent.runtime.connection import (
+    K3S_SOCKET as K3S,
+    Method,
+    RuntimeConnection,
+    check_permission,
+    discover_endpoint,
+)
 from nodeagent.runtime.cri import CriClient
 from tests.support.other_user import UNPRIVILEGED_UID, as_other_user
 from tests.unit.runtime.conftest import Fake, cri_handlers, serving

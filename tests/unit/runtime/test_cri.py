@@ -8,10 +8,10 @@ import grpc
 import pytest
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.model import ContainerState, Image, RuntimeInfo
+from nodeagent.model.node import RuntimeInfo
 from nodeagent.model.pods import ContainerTraits
-from nodeagent.runtime.cri import CriClient
-from nodeagent.runtime.cri_messages import FilesystemUsage
+from nodeagent.model.runtime import ContainerState, Image
+from nodeagent.runtime.cri import CriClient, FilesystemUsage
 from tests.unit.runtime.conftest import Fake, cri_handlers, serving
 
 if TYPE_CHECKING:

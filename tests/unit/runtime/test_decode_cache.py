@@ -6,14 +6,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.model import Container
-from nodeagent.runtime import decode_cache
-from nodeagent.runtime.cri_messages import decode_container, decode_image
-from nodeagent.runtime.decode_cache import DecodeCache
+from nodeagent.model.runtime import Container
+from nodeagent.runtime import lists
+from nodeagent.runtime.cri import decode_container, decode_image
+from nodeagent.runtime.lists import DecodeCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,11 +24,11 @@ IMAGE: Final = f"sha256:{'5' * 64}"
 @pytest.fixture(autouse=True, params=["digests of parts", "messages", "digests"])
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cache short listings too, with each comparison method: digests of parts, messages, or digests."""
-    monkeypatch.setattr(decode_cache, "CACHED_FROM_ITEMS", 1)
+    monkeypatch.setattr(lists, "CACHED_FROM_ITEMS", 1)
     if request.param != "digests of parts":
-        monkeypatch.setattr(decode_cache, "MESSAGES_FROM_BYTES", 0)
+        monkeypatch.setattr(lists, "MESSAGES_FROM_BYTES", 0)
     if request.param == "digests":
-        monkeypatch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", 1)
+        monkeypatch.setattr(lists, "MESSAGES_UP_TO_BYTES", 1)
 
 
 def listed(number: int, **fields: object) -> api.Container:
@@ -201,7 +200,7 @@ def test_changed_size_of_an_image_is_noticed() -> None:
 
 def test_listing_is_reused_again_after_it_shrank(monkeypatch: pytest.MonkeyPatch) -> None:
     made = new_cache()
-    monkeypatch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", 8 * listed(1).ByteSize())
+    monkeypatch.setattr(lists, "MESSAGES_UP_TO_BYTES", 8 * listed(1).ByteSize())
     for numbers in (range(20), range(20), range(5), range(5), range(2), range(2), range(20), range(20)):
         assert read(made, as_answer(*map(listed, numbers))) == tuple(decode_container(listed(each)) for each in numbers)
     last = read(made, as_answer(*map(listed, range(20))))
@@ -225,9 +224,9 @@ def test_values_are_those_of_the_decoder_for_all_sequences_of_listings(
     listings: list[list[tuple[int, str]]], parts: int, from_bytes: int, up_to_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode_cache, "CACHED_FROM_ITEMS", 1)
-        patch.setattr(decode_cache, "MESSAGES_FROM_BYTES", from_bytes)
-        patch.setattr(decode_cache, "MESSAGES_UP_TO_BYTES", up_to_bytes)
+        patch.setattr(lists, "CACHED_FROM_ITEMS", 1)
+        patch.setattr(lists, "MESSAGES_FROM_BYTES", from_bytes)
+        patch.setattr(lists, "MESSAGES_UP_TO_BYTES", up_to_bytes)
         made, previous = new_cache(), tuple[Container, ...]()
         for each in listings:
             items, size = [_CHANGES[change](number) for number, change in each], max(1, len(each) // parts)

@@ -10,7 +10,7 @@ import pytest
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.record import replace
-from nodeagent.runtime import decode_cache, long_lists
+from nodeagent.runtime import lists
 from nodeagent.runtime.connection import MAX_ANSWER_BYTES, RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
@@ -63,7 +63,7 @@ def unique_prefix(each: str, ids: set[str]) -> str:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the client treat every response as large, and the runtime stream in several parts."""
-    monkeypatch.setattr(long_lists, "STREAM_FROM_BYTES", 1)
+    monkeypatch.setattr(lists, "STREAM_FROM_BYTES", 1)
     monkeypatch.setattr(simulated, "PART_ITEMS", 7)
 
 
@@ -251,7 +251,7 @@ async def test_answer_above_64_mib_is_read(tmp_path: Path) -> None:
 
 
 async def test_unchanged_items_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_cache, "CACHED_FROM_ITEMS", 10)
+    monkeypatch.setattr(lists, "CACHED_FROM_ITEMS", 10)
     async with served(tmp_path, streams=False) as (server, cri, _):
         before = {each.id: each for each in await cri.list_containers()}
         changed = next(each for each in server.node.containers.values() if each.running)
@@ -262,7 +262,7 @@ async def test_unchanged_items_are_decoded_once(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_small_lists_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_cache, "CACHED_FROM_ITEMS", 1000)
+    monkeypatch.setattr(lists, "CACHED_FROM_ITEMS", 1000)
     async with served(tmp_path, streams=False) as (_, cri, _):
         before, after = await cri.list_containers(), await cri.list_containers()
         assert before == after
@@ -272,7 +272,7 @@ async def test_small_lists_keep_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 async def test_runtime_that_alternates_its_lists_is_believed_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_cache, "CACHED_FROM_ITEMS", 10)
+    monkeypatch.setattr(lists, "CACHED_FROM_ITEMS", 10)
     turns = iter(range(100))
 
     def alternate(response: Message) -> Message:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.model import Image, ReferenceKind
-from nodeagent.runtime.containerd_records import StoredContainer
+from nodeagent.model.runtime import Image, ReferenceKind
+from nodeagent.runtime.containerd import StoredContainer
 from nodeagent.runtime.namespace_lists import StorageLists
 from nodeagent.runtime.storage_graph import PINNED_LABEL, LayerCache
 from tests.sim.clock import SimClock

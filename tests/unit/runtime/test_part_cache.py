@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent._proto.containerd.services.content.v1 import content_pb2
-from nodeagent.runtime.decode_cache import PartCache, message_digest
+from nodeagent.runtime.lists import PartCache, message_digest
 
 Stores = list[list[tuple[str, str]]]
 

@@ -6,7 +6,7 @@ import gc
 import tracemalloc
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
-from nodeagent.runtime.cri_messages import decode_container
+from nodeagent.runtime.cri import decode_container
 
 
 def container(number: int) -> api.Container:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.model import Image, ReferenceKind
-from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
-from nodeagent.runtime.metadata_graph import SNAPSHOTS, GraphNode
-from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
+from nodeagent.model.runtime import Image, ReferenceKind
+from nodeagent.runtime.containerd import SnapshotUsage, Stamp
+from nodeagent.runtime.namespace_lists import SNAPSHOTS, DiskFormat, GraphNode, disk_format
 from nodeagent.runtime.storage_graph import LayerCache
 from tests.unit.runtime.conftest import REF, Store
 from tests.unit.runtime.graph_cases import A, B, keys, records_with_references

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
-from nodeagent.model import ReferenceKind
-from nodeagent.runtime.metadata_graph import CONTENT, SNAPSHOTS, GraphNode, references
+from nodeagent.model.runtime import ReferenceKind
+from nodeagent.runtime.namespace_lists import CONTENT, SNAPSHOTS, GraphNode, references
 from nodeagent.runtime.storage_graph import LayerCache
 from tests.unit.runtime.conftest import REF, Store
 from tests.unit.runtime.graph_cases import A, B, keys, records_with_references

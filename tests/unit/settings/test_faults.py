@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.config.validation import convert, fields_of, settings_of
 from nodeagent.errors import ConfigError
 from nodeagent.settings.loading import load
-from nodeagent.settings.models import Config
 from nodeagent.settings.reference import reference, to_toml
+from nodeagent.settings.settings import Config
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 from nodeagent.settings.kubelet_import import Imported, import_kubelet, import_report, read_kubelet
 from nodeagent.settings.loading import load
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 
 if TYPE_CHECKING:
     from pathlib import Path

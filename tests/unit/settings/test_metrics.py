@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 from nodeagent.model.kubernetes import TlsFiles
-from nodeagent.settings.endpoints import DEFAULT_LISTEN, Listen, MetricsSection, MetricsSettings, parse_listen
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import DEFAULT_LISTEN, Config, Listen, MetricsSection, MetricsSettings, parse_listen
 
 IPV6_SOME = "2001:db8::1"
 

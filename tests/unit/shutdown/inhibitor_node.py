@@ -8,7 +8,6 @@ import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.clock import SystemClock
 from nodeagent.config.validation import convert
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.errors import InhibitorError
@@ -16,21 +15,22 @@ from nodeagent.host.dbus import Bus, acquire_lock
 from nodeagent.host.systemd import LogindUnit, PodSlices
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.pods.role import RoleWatch
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 from nodeagent.shutdown.environment import HostServices, Intervals
-from nodeagent.shutdown.state_file import ShutdownFiles
+from nodeagent.shutdown.recorder import ShutdownFiles
 from nodeagent.shutdown.task import InhibitorTask
 from nodeagent.store.history import History
 from nodeagent.telemetry import logging as log
+from nodeagent.units import SystemClock
 from tests.support.descriptor_store import CopyingStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from nodeagent.clock import Clock
     from nodeagent.model.stops import NodeStop, StopEnd
     from nodeagent.settings.settings import Settings
+    from nodeagent.units import Clock
     from tests.sim.server import SimServer
     from tests.support.login1 import Login1, PrivateBus
     from tests.unit.kubelet_double import KubeletDouble

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.host.container_processes import ContainerProcesses
-from nodeagent.model import Container, ContainerState, ShutdownPod
+from nodeagent.model.runtime import Container, ContainerState
+from nodeagent.model.stops import ShutdownPod
 from nodeagent.record import replace
 from nodeagent.shutdown.executor import ShutdownRun
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget, two_bands
+from nodeagent.shutdown.plan.planner import DelayLimit, shutdown_budget, two_bands
 from nodeagent.shutdown.recorder import RunningPod
 from tests.support.virtual_time import now_ms, play
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.model.stops import StoppedPod
-    from nodeagent.shutdown.plan.budget import ShutdownBudget
+    from nodeagent.shutdown.plan.planner import ShutdownBudget
 
 TEN_AND_FIVE = two_bands(15, 5)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.loops.shutdown_announcement import AnnouncedPart
+from nodeagent.loops.passes import AnnouncedPart
 from nodeagent.shutdown import session
 from tests.unit.shutdown.inhibitor_node import daemon_on, ready
 

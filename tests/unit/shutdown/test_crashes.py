@@ -6,13 +6,12 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
-from nodeagent.model import PodOutcome
 from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
+from nodeagent.model.stops import PodOutcome
 from nodeagent.shutdown.executor import ShutdownRun, shifted
-from nodeagent.shutdown.plan.budget import (
+from nodeagent.shutdown.plan.planner import (
     MINIMUM_AFTER_TERM_MS,
     DelayLimit,
     ShutdownBudget,

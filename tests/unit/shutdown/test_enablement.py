@@ -7,7 +7,7 @@ import os
 import pytest
 
 from nodeagent.loops.passes import Activity, Pause, PausedBy
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from tests.unit.kubelet_double import KUBELET, NO_KUBELET, KubeletDouble
 from tests.unit.shutdown.inhibitor_node import (
     QUICK,

@@ -6,13 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
-from nodeagent.model import PodOutcome, ShutdownPod
 from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
+from nodeagent.model.stops import PodOutcome, ShutdownPod
 from nodeagent.shutdown.executor import ShutdownRun
-from nodeagent.shutdown.plan.budget import MINIMUM_AFTER_TERM_MS, DelayLimit, Phase, shutdown_budget
+from nodeagent.shutdown.plan.planner import MINIMUM_AFTER_TERM_MS, DelayLimit, Phase, shutdown_budget
 from nodeagent.shutdown.recorder import RunningPod
 from tests.support.virtual_time import now_ms, play
 from tests.unit.shutdown.shutdown_node import TEN_AND_FIVE, Node, pod, run_down

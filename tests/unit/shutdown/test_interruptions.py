@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.model import PodOutcome
 from nodeagent.model.pods import CRITICAL_PRIORITY as CRITICAL
-from nodeagent.model.stops import SentTerm, StoppedPod
+from nodeagent.model.stops import PodOutcome, SentTerm, StoppedPod
 from nodeagent.record import replace
-from nodeagent.shutdown.plan.budget import DelayLimit, by_priority, shutdown_budget
+from nodeagent.shutdown.plan.planner import DelayLimit, by_priority, shutdown_budget
 from tests.unit.shutdown.shutdown_node import TEN_AND_FIVE, Node, pod, run_down
 
 if TYPE_CHECKING:
-    from nodeagent.shutdown.plan.budget import ShutdownBudget
+    from nodeagent.shutdown.plan.planner import ShutdownBudget
 
 PRIORITIES = (0, 1000, 100_000, CRITICAL)
 

@@ -6,12 +6,12 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from nodeagent.clock import SystemClock
 from nodeagent.config.validation import convert
-from nodeagent.model import Role
-from nodeagent.settings.models import Config
+from nodeagent.model.node import Role
+from nodeagent.settings.settings import Config
 from nodeagent.shutdown import pods as pod_cache
 from nodeagent.shutdown.pods import PodRuntime
+from nodeagent.units import SystemClock
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model import PodOutcome, ShutdownPod
+from nodeagent.model.stops import PodOutcome, ShutdownPod
 from nodeagent.shutdown.recorder import ContainerStop, PodRecord
 
 

@@ -10,19 +10,16 @@ from typing import Any
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.loops.passes import Activity, LoopStatuses
-from nodeagent.model import PodOutcome
-from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, PodOutcome, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
-from nodeagent.shutdown import executor
-from nodeagent.shutdown import executor as execution
-from nodeagent.shutdown import pods as pod_monitor
+from nodeagent.shutdown import executor, executor as execution, pods as pod_monitor
 from nodeagent.shutdown.plan import inhibitor
 from nodeagent.shutdown.pods import PodRuntime
 from nodeagent.shutdown.stop_hook import stop_pods_at_unit_stop
+from nodeagent.units import SystemClock
 from tests.unit.shutdown.inhibitor_node import (
     BOOT,
     QUICK,

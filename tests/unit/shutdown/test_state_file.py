@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import StoreError
-from nodeagent.model import PodOutcome
-from nodeagent.model.stops import BootRecord, LastActivity, NodeStop, SentTerm, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import (
+    BootRecord,
+    LastActivity,
+    NodeStop,
+    PodOutcome,
+    SentTerm,
+    StopEnd,
+    StopKind,
+    StoppedPod,
+)
 from nodeagent.record import replace
-from nodeagent.shutdown.state_file import BOOT_FILE, STOP_FILE, ShutdownFiles
+from nodeagent.shutdown.recorder import BOOT_FILE, STOP_FILE, ShutdownFiles
 from nodeagent.store.history import History, Retention
 
 if TYPE_CHECKING:

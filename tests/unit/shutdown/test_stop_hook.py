@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from nodeagent.clock import SystemClock
 from nodeagent.config.validation import convert
 from nodeagent.errors import StoreError
 from nodeagent.host import kubelet_traces as kubelet_detection
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.loops.clock_reading import read_clocks
 from nodeagent.loops.pause_file import PauseFile, StoredPause
-from nodeagent.model import PodOutcome
-from nodeagent.model.stops import LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.stops import LastActivity, NodeStop, PodOutcome, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
-from nodeagent.settings.models import Config
-from nodeagent.shutdown.recorder import STALLED_AFTER_S
-from nodeagent.shutdown.state_file import LOCK_FILE, ShutdownFiles
+from nodeagent.settings.settings import Config
+from nodeagent.shutdown.recorder import LOCK_FILE, STALLED_AFTER_S, ShutdownFiles
 from nodeagent.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.telemetry import logging as log
+from nodeagent.units import SystemClock
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer

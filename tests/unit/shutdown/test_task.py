@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.host.systemd import STOPPING, UnitStop
-from nodeagent.model import PodOutcome
-from nodeagent.model.stops import LastActivity, StopEnd, StopKind
+from nodeagent.model.stops import LastActivity, PodOutcome, StopEnd, StopKind
 from nodeagent.shutdown import session
 from nodeagent.shutdown.environment import Enablement, read_enablement
-from nodeagent.shutdown.state_file import ShutdownFiles
+from nodeagent.shutdown.recorder import ShutdownFiles
 from nodeagent.shutdown.stop_hook import stop_pods_at_unit_stop
+from nodeagent.units import SystemClock
 from tests.unit.shutdown.inhibitor_node import (
     BOOT,
     QUICK,

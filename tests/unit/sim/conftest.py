@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 from tests.sim.content import Layer

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
+from nodeagent.units import SystemClock
 from tests.sim.content import Layer
 from tests.sim.filters import parse_filters
 from tests.sim.node import SimNode

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from tests.sim.content import Layer, chain_ids
 from tests.sim.node import SimNode
 from tests.sim.scenario import scale_node

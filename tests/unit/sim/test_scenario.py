@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import ObservationError
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from tests.sim.disk import GIB
 from tests.sim.filesystem import SimClock, SimFilesystem
 from tests.sim.scenario import example_node, scale_node

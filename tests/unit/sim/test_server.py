@@ -19,7 +19,7 @@ from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.gc.plan.image_targets import LayerLedger
-from nodeagent.model import ContainerState
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient

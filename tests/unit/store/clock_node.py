@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from nodeagent.model import Container, ContainerState, LogTree, NodeSnapshot, PodLogDirectory, Sandbox
+from nodeagent.model.node import LogTree, NodeSnapshot, PodLogDirectory
+from nodeagent.model.runtime import Container, ContainerState, Sandbox
 from nodeagent.store.clock_record import ClockReading
 from tests.unit.builders import RUNTIME, image
 

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nodeagent.gc.plan.planner import plan_all

@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec import UNSET
 
 from nodeagent.api.common import encode
@@ -22,8 +21,7 @@ from nodeagent.errors import StoreError
 from nodeagent.gc.documents.history import HistoryDocument
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
-from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention
-from nodeagent.store.pass_tables import PASS_TABLES
+from nodeagent.store.history import FILE_NAME, MIGRATIONS, PASS_TABLES, History, PastAction, PastPass, Retention
 from nodeagent.store.sqlite import connect
 from nodeagent.text import encodable, raw_bytes
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.model import ImageUsage
+from nodeagent.model.runtime import ImageUsage
 from nodeagent.store.clock_record import ClockReading, find_jump
 from nodeagent.store.database import SnapshotFigures, Store
 from nodeagent.store.state_file import merge_usage

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import ImageGCPolicy
@@ -24,7 +23,7 @@ from tests.unit.builders import container, image, snapshot
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nodeagent.model import ImageUseRecord
+    from nodeagent.model.runtime import ImageUseRecord
 
 T0 = datetime(2026, 1, 10, 12, tzinfo=UTC)
 DAY_S = 86_400.0

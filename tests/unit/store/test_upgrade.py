@@ -22,11 +22,11 @@ from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.saved_plan import parse_plan
 from nodeagent.loops.pause_file import PauseFile
 from nodeagent.loops.reload_grace import mode_file
-from nodeagent.model import ImageUsage
+from nodeagent.model.runtime import ImageUsage
 from nodeagent.model.stops import LastActivity, StopEnd
 from nodeagent.record import replace
 from nodeagent.settings.loading import load
-from nodeagent.shutdown.state_file import ShutdownFiles
+from nodeagent.shutdown.recorder import ShutdownFiles
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.store.database import Store
 from nodeagent.store.history import History, PastPass, Retention

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.model import GapCause, ImageUsage, ObservationGap
+from nodeagent.model.runtime import GapCause, ImageUsage, ObservationGap
 from nodeagent.record import replace
 from nodeagent.store.clock_record import ClockReading, ClockRecord
 from nodeagent.store.database import Store
 from nodeagent.store.observation import ObservationPeriod
-from nodeagent.store.state_file import UNWRITTEN_S, is_due
-from nodeagent.store.usage_file import StoredUsage
+from nodeagent.store.state_file import UNWRITTEN_S, StoredUsage, is_due
 
 if TYPE_CHECKING:
     from pathlib import Path

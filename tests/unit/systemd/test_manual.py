@@ -15,7 +15,7 @@ from typer.main import get_command
 from nodeagent.cli.help import topics
 from nodeagent.cli.main import app
 from nodeagent.config.validation import settings_of
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 
 MAN = Path(__file__).parents[3] / "systemd/man"
 CHARACTERS = {"\\-": "-", "\\(aq": "'", "\\(ga": "`", "\\(dq": '"', "\\e": "\\"}

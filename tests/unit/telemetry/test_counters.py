@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.eviction.plan.thresholds import MEANINGS, Unit
 from nodeagent.telemetry import logging as log

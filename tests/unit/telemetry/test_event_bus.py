@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import UsageError
-from nodeagent.telemetry import logging as event_bus
-from nodeagent.telemetry import logging as log
+from nodeagent.telemetry import logging as event_bus, logging as log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

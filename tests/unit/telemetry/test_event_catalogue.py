@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.eviction.plan.effects import EffectEnd, EndedEffect, OutstandingEffect
 from nodeagent.eviction.plan.reclaim import Shortage
 from nodeagent.gc.executor import MeasuredFilesystem
-from nodeagent.model import FsObservation
 from nodeagent.model.pressure import Signal
+from nodeagent.model.runtime import FsObservation
 from nodeagent.telemetry.event_catalogue import EVENTS, journal_fields, sentence
 
 if TYPE_CHECKING:

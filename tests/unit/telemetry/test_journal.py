@@ -9,8 +9,7 @@ import struct
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.telemetry.logging import Journal, encode, field_name, is_connected_to_stderr
 

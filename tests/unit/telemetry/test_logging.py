@@ -7,8 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.logging import subscribe, unsubscribe

@@ -10,15 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.cluster.plan.node_status import MAX_IMAGES, NodeStatusPolicy, node_object, node_status
 from nodeagent.cluster.settings import parse_reserved
-from nodeagent.eviction.plan.grammar import parse_thresholds
-from nodeagent.model import Image
+from nodeagent.eviction.plan.thresholds import parse_thresholds
 from nodeagent.model.kubernetes import Machine, Node, NodeFacts, StatusCondition
 from nodeagent.model.pressure import NodeCondition
+from nodeagent.model.runtime import Image
 from nodeagent.record import replace
 
 ROOT = Path(__file__).parents[4]

@@ -18,7 +18,7 @@ from nodeagent.cluster.plan.workloads import (
     daemon_set_objects,
     static_pod,
 )
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.record import replace
 from nodeagent.settings.loading import load
 

@@ -17,7 +17,7 @@ from nodeagent.daemon.control.service import ControlService
 from nodeagent.host.sockets import Peer, read_peer
 from nodeagent.loops.pause_file import PauseFile
 from nodeagent.record import replace
-from nodeagent.settings.endpoints import ControlSettings
+from nodeagent.settings.settings import ControlSettings
 from tests.unit.control_node import GROUP, MEMBER, ROOT, STRANGER, Node
 
 ACCESS = {name: each.access for name, each in OPERATIONS.items()}

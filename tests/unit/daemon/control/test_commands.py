@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.api import requests as api
-from nodeagent.clock import SystemClock
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.daemon.supervisor import agent_tasks
@@ -26,6 +25,7 @@ from nodeagent.record import replace
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

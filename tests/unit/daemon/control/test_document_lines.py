@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.daemon.control.requests import DocumentLines
-from nodeagent.daemon.http.messages import problem
+from nodeagent.daemon.http.connection import problem
 from nodeagent.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.api import requests as api
-from nodeagent.daemon.control import server as control
-from nodeagent.daemon.control import service
-from nodeagent.daemon.control.requested_pass import RequestedPass
+from nodeagent.daemon.control import server as control, service
+from nodeagent.daemon.control.requests import RequestedPass
 from nodeagent.errors import NodeAgentError
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.disk_usage import Tree

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from nodeagent.api import requests as api
 from nodeagent.api.common import encode
@@ -78,9 +77,9 @@ async def test_hanging_signal_reading_blocks_one_thread(
 async def test_hanging_pod_directories_block_one_thread_each(
     node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.pods.disk_usage.PodDiskWalk.advance", hang)
-    monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.05)
-    monkeypatch.setattr("nodeagent.pods.disk_usage.HANGS_S", 0.05)
+    monkeypatch.setattr("nodeagent.pods.usage.PodDiskWalk.advance", hang)
+    monkeypatch.setattr("nodeagent.pods.usage.HANGS_S", 0.05)
+    monkeypatch.setattr("nodeagent.pods.usage.HANGS_S", 0.05)
     node.sim.add_pod("db")
     for _ in range(3):
         assert "a directory does not answer" in (await node.ask("Pods"))["warnings"][-1]

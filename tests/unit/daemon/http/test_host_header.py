@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from nodeagent.daemon.http.messages import is_own_host
-from nodeagent.settings.endpoints import Listen
+from nodeagent.daemon.http.connection import is_own_host
+from nodeagent.settings.settings import Listen
 
 LOOPBACK = Listen("127.0.0.1", 20310)
 NODE = os.uname().nodename

@@ -7,17 +7,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.metrics import OPENMETRICS, Exposition, SignalMetrics
 from nodeagent.eviction.kernel_signals import SignalPaths
-from nodeagent.eviction.plan.grammar import parse_thresholds
-from nodeagent.eviction.plan.relief import Unrelieved
+from nodeagent.eviction.plan.effects import Unrelieved
 from nodeagent.eviction.plan.state import EvictionState
+from nodeagent.eviction.plan.thresholds import parse_thresholds
 from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.eviction.signals import SignalLayout, SignalReadings
 from nodeagent.gc.agent import open_agent

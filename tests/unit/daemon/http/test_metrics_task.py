@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.connection import Deadlines
 from nodeagent.daemon.http.metrics_task import LIMITS, NAME, MetricsTask
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.record import replace
-from nodeagent.settings.endpoints import Listen, MetricsSettings
 from nodeagent.settings.loading import checked
-from nodeagent.settings.settings import Origin
+from nodeagent.settings.settings import Listen, MetricsSettings, Origin
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock
 

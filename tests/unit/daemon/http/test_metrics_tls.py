@@ -19,7 +19,7 @@ from nodeagent.errors import ConfigError
 from nodeagent.host.server_certificate import server_context
 from nodeagent.model.kubernetes import TlsFiles
 from nodeagent.record import replace
-from nodeagent.settings.endpoints import Listen
+from nodeagent.settings.settings import Listen
 from tests.support.certificates import Authority
 from tests.unit.daemon.http.test_metrics_task import WITHIN_S, Served, serving
 

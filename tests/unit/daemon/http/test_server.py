@@ -12,13 +12,21 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from nodeagent.daemon.http.connection import Deadlines, Router, Service
-from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
+from nodeagent.daemon.http.connection import (
+    JSON,
+    Deadlines,
+    RefusedRequestError,
+    Request,
+    Response,
+    Route,
+    Router,
+    Service,
+    problem,
+)
 from nodeagent.daemon.http.server import ConnectionLimits, HttpServer, bind
-from nodeagent.settings.endpoints import Listen
+from nodeagent.settings.settings import Listen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

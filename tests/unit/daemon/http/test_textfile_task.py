@@ -20,9 +20,8 @@ from nodeagent.daemon.http.metrics import Exposition
 from nodeagent.daemon.http.metrics_task import TEXTFILE_TASK, TextfileTask
 from nodeagent.loops.passes import Activity, LoopStatuses, PassLock
 from nodeagent.record import replace
-from nodeagent.settings.endpoints import MetricsSettings, parse_textfile
 from nodeagent.settings.loading import checked
-from nodeagent.settings.settings import Origin
+from nodeagent.settings.settings import MetricsSettings, Origin, parse_textfile
 from nodeagent.telemetry import logging as log
 from tests.support.manual_clock import ManualClock
 

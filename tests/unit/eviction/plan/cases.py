@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.eviction.plan.grammar import parse_thresholds
 from nodeagent.eviction.plan.memory_model import estimate_memory
 from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
 from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.eviction.plan.state import EvictionState, evaluate
+from nodeagent.eviction.plan.thresholds import parse_thresholds
 from nodeagent.model.pressure import (
     ContainerFacts,
     Fact,
@@ -26,8 +26,7 @@ from nodeagent.model.pressure import (
     Signal,
     SignalReading,
 )
-from tests.unit.builders import MIB
-from tests.unit.builders import NOW as NOON
+from tests.unit.builders import MIB, NOW as NOON
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from nodeagent.eviction.plan.local_storage import find_violation
 from nodeagent.eviction.plan.planner import plan_eviction
 from nodeagent.eviction.plan.policy import EvictionPolicy
-from nodeagent.eviction.plan.ranking import rank_pods
+from nodeagent.eviction.plan.ranking import find_violation, rank_pods
 from nodeagent.eviction.plan.reclaim import reclaim_steps
 from nodeagent.eviction.plan.state import EvictionState, evaluate
 from nodeagent.eviction.plan.thresholds import MEANINGS, Amount, Threshold, Unit

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from nodeagent.eviction.plan.grammar import parse_thresholds
-from nodeagent.eviction.plan.thresholds import find_contradictions, for_layout, in_order
+from nodeagent.eviction.plan.thresholds import find_contradictions, for_layout, in_order, parse_thresholds
 from nodeagent.model.pressure import FilesystemLayout, Measurand, Signal
 
 if TYPE_CHECKING:

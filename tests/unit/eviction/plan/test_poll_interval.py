@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.eviction.plan.preview import FALLING_S, SOONEST_S, WHILE_MET_S, is_soon_exhausted, next_poll_s
 from tests.unit.eviction.plan.cases import evaluated, read, thresholds

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
+from nodeagent.eviction.plan.effects import SAMPLE_EVERY_S, UsageSample, add_sample
 from nodeagent.eviction.plan.policy import EvictionPolicy
-from nodeagent.eviction.plan.relief import SAMPLE_EVERY_S, UsageSample, add_sample
 from nodeagent.model.decision import ReasonCode
 from nodeagent.record import replace
 from tests.unit.builders import MIB

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from nodeagent.gc.plan.consistency import plan_leaks
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.planner import plan_all, plan_containers
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
-from nodeagent.model import ClockTrust, NodeSnapshot, PieceKind, StoredPiece, UnreferencedPiece
+from nodeagent.model.clock import ClockTrust
+from nodeagent.model.runtime import PieceKind, StoredPiece, UnreferencedPiece
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
@@ -25,6 +28,9 @@ from tests.unit.builders import (
     snapshot,
     used,
 )
+
+if TYPE_CHECKING:
+    from nodeagent.model.node import NodeSnapshot
 
 JUMPED = ClockTrust(jump_s=3650 * DAY_S, jumped_at=ago(60), untrusted_until=ago(-540))
 AFTER_GRACE = replace(JUMPED, jumped_at=ago(601), untrusted_until=None)

@@ -9,13 +9,13 @@ import pytest
 from nodeagent.gc.plan.consistency import RuntimeLists, SuspicionKind, find_suspicions, persistent
 from nodeagent.gc.plan.planner import plan_all
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
-from nodeagent.model import ContainerState, ListContradiction
 from nodeagent.model.decision import ReasonCode
+from nodeagent.model.runtime import ContainerState, ListContradiction
 from nodeagent.record import replace
 from tests.unit.builders import container, filesystem, image, log_directory, log_link, sandbox, snapshot
 
 if TYPE_CHECKING:
-    from nodeagent.model import Container
+    from nodeagent.model.runtime import Container
 
 REFERENCE = "registry.example/a:1"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.gc.plan.containers import plan_container_gc
 from nodeagent.gc.plan.planner import plan_all
-from nodeagent.model import ContainerState, NodeSnapshot, Role
+from nodeagent.model.node import NodeSnapshot, Role
+from nodeagent.model.runtime import ContainerState
 from nodeagent.pods.plan.deletion import check_pods, pod_uid_of
 from nodeagent.record import replace
 from tests.unit.builders import NOW, removed

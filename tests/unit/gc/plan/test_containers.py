@@ -8,12 +8,13 @@ import pytest
 
 from nodeagent.gc.plan.containers import plan_container_gc
 from nodeagent.gc.plan.policy import ContainerGCPolicy
-from nodeagent.model import ContainerState, Role
+from nodeagent.model.node import Role
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot, synced
 
 if TYPE_CHECKING:
-    from nodeagent.model import PodList
+    from nodeagent.model.pods import PodList
 
 LIVE = (sandbox(ready=True),)
 

@@ -11,8 +11,9 @@ from nodeagent.gc.plan.explanation import Explanation, condition_of, explain, im
 from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.gc.plan.planner import plan_all
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
-from nodeagent.model import ContainerState, Hold, NodeSnapshot, ReferenceKind
 from nodeagent.model.decision import Reason, ReasonCode, Verdict
+from nodeagent.model.node import Hold, NodeSnapshot
+from nodeagent.model.runtime import ContainerState, ReferenceKind
 from nodeagent.record import replace
 from nodeagent.text import escape
 from tests.unit.builders import (

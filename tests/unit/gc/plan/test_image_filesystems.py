@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.planner import plan_all
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
-from nodeagent.model import ImageFilesystem, ReferenceKind, StorageGraph
 from nodeagent.model.decision import FilesystemTarget, ReasonCode
 from nodeagent.model.pods import PodList, PodListSource
+from nodeagent.model.runtime import ImageFilesystem, ReferenceKind, StorageGraph
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
@@ -34,7 +33,8 @@ from tests.unit.builders import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nodeagent.model import NodeSnapshot, StoredPiece
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import StoredPiece
 
 POLICY = ImageGCPolicy()
 OVERLAY, KATA = "/containerd/overlayfs", "/kata/native"

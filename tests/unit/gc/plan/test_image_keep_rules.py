@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.gc.plan.image_protection import Irreplaceable, ProtectionPolicy, parse_rule
+from nodeagent.gc.plan.image_protection import (
+    KEEP_RULES,
+    Irreplaceable,
+    ProtectionPolicy,
+    first_keep_reasons,
+    keep_context,
+    keep_reasons,
+    parse_rule,
+)
 from nodeagent.gc.plan.image_users import find_users
 from nodeagent.gc.plan.images import plan_image_gc
-from nodeagent.gc.plan.keep_rules import KEEP_RULES, first_keep_reasons, keep_context, keep_reasons
 from nodeagent.gc.plan.policy import ImageGCPolicy
-from nodeagent.model import Hold, Image, NodeSnapshot, PodImages
 from nodeagent.model.decision import Reason, ReasonCode
+from nodeagent.model.node import Hold, NodeSnapshot, PodImages
 from tests.unit.builders import NOW, container, digest, filesystem, image, snapshot, used
+
+if TYPE_CHECKING:
+    from nodeagent.model.runtime import Image
 
 PROTECTION = ProtectionPolicy((parse_rule("r.io/*"),), irreplaceable=Irreplaceable.NEVER)
 PRECEDENCE = [
@@ -68,7 +79,7 @@ def test_reason_code_belongs_to_one_rule() -> None:
 
 @pytest.mark.parametrize("position", range(len(KEEP_RULES)))
 def test_reason_is_that_of_the_first_rule_that_keeps_the_image(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.gc.plan.keep_rules.KEEP_RULES", KEEP_RULES[position:])
+    monkeypatch.setattr("nodeagent.gc.plan.image_protection.KEEP_RULES", KEEP_RULES[position:])
     observed = node()
     context = keep_context(observed, PROTECTION, find_users(observed), failed={"all": "busy"}, only=frozenset({"one"}))
     assert first_keep_reasons(context)["all"].code.value == PRECEDENCE[position]

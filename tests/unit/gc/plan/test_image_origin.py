@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.gc.plan.image_protection import Irreplaceable, ProtectionPolicy, irreplaceable_images
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import ImageGCPolicy
-from nodeagent.model import Image, NodeSnapshot
 from nodeagent.model.decision import ReasonCode
+from nodeagent.model.runtime import Image
 from nodeagent.record import replace
 from tests.unit.builders import DAY_S, codes, decided, digest, filesystem, image, pulled_from, removed, snapshot, used
 
 if TYPE_CHECKING:
-    from nodeagent.model import ImageUsage
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import ImageUsage
 
 IMPORTED: frozenset[str] = frozenset()
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from nodeagent.gc.plan.image_protection import Matcher, ProtectionPolicy, RuleKind, parse_rule
 from nodeagent.linear_expression import glob_search
-from nodeagent.model import Image, ImageUsage
+from nodeagent.model.runtime import Image, ImageUsage
 from tests.unit.builders import ago, used
 
 HEX = "0123456789abcdef" * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.gc.plan.image_users import ImageIndex, is_named_like_pause, normalise, repository_of
-from nodeagent.model import Image
+from nodeagent.model.runtime import Image
 
 HEX_A, HEX_B = "aa11" + "0" * 60, "aa22" + "0" * 60
 DIGEST = "sha256:" + "d" * 64

@@ -10,9 +10,9 @@ from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.gc.plan.image_users import images_in_use
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import ImageGCPolicy
-from nodeagent.model import ContainerState, Image
 from nodeagent.model.decision import ReasonCode, Verdict
-from nodeagent.runtime.containerd_records import StoredContainer
+from nodeagent.model.runtime import ContainerState, Image
+from nodeagent.runtime.containerd import StoredContainer
 from nodeagent.runtime.storage_graph import unlisted_containers
 from tests.unit.builders import MIB, codes, container, decided, filesystem, image, removed, sandbox, used
 from tests.unit.image_nodes import POLICY, aged, node

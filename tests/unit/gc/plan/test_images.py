@@ -9,8 +9,8 @@ import pytest
 from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import Spent
-from nodeagent.model import Image, NodeSnapshot
 from nodeagent.model.decision import Accounting, ReasonCode
+from nodeagent.model.runtime import Image
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
@@ -32,6 +32,7 @@ from tests.unit.image_nodes import POLICY, aged, node
 
 if TYPE_CHECKING:
     from nodeagent.model.decision import Plan
+    from nodeagent.model.node import NodeSnapshot
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ class TestAccounting:
         assert decided(plan, "middle").frees_bytes == 450 * MIB
 
     def test_piece_with_another_reference_is_never_freed(self) -> None:
-        from nodeagent.model import ReferenceKind  # noqa: PLC0415
+        from nodeagent.model.runtime import ReferenceKind  # noqa: PLC0415
 
         storage = graph([piece("x", 5, references=[ReferenceKind.CONTAINER]), piece("y", 3)], {"a": ["x", "y"]})
         plan = plan_image_gc(node(image("a"), storage=storage), POLICY, remove_all_unused=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.gc.plan.consistency import plan_leaks
-from nodeagent.model import PieceKind, ReferenceKind, StoredPiece, UnreferencedPiece
+from nodeagent.model.runtime import PieceKind, ReferenceKind, StoredPiece, UnreferencedPiece
 from tests.unit.builders import DAY_S, NOW, ago, codes, removed
 
 

@@ -10,7 +10,7 @@ from nodeagent.gc.plan.image_users import find_users
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.planner import plan_all, plan_containers, project_with_users
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
-from nodeagent.model import ReferenceKind
+from nodeagent.model.runtime import ReferenceKind
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nodeagent.gc.plan.planner import GCPlan
-    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import FsObservation
 
 POLICY = GCPolicy(images=ImageGCPolicy(minimum_age_s=0))
 NODE: dict[str, Any] = {

@@ -8,7 +8,8 @@ import pytest
 
 from nodeagent.gc.plan.pod_logs import plan_pod_logs
 from nodeagent.gc.plan.policy import PodLogPolicy
-from nodeagent.model import ContainerState, LogOpeners, Role
+from nodeagent.model.node import LogOpeners, Role
+from nodeagent.model.runtime import ContainerState
 from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
 from tests.unit.builders import (

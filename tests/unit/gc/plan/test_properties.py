@@ -6,8 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.pass_state import Preview, plans_for
@@ -15,17 +14,8 @@ from nodeagent.gc.plan.image_users import images_in_use
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.planner import GCPlan, plan_all, plan_containers
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope, Spent
-from nodeagent.model import (
-    Container,
-    ContainerState,
-    Image,
-    ImageUsage,
-    NodeSnapshot,
-    PieceKind,
-    StorageGraph,
-    StoredPiece,
-)
 from nodeagent.model.decision import Accounting, ItemKind, Plan, Verdict
+from nodeagent.model.runtime import Container, ContainerState, Image, ImageUsage, PieceKind, StorageGraph, StoredPiece
 from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW, ago, filesystem, removed, snapshot
@@ -33,6 +23,8 @@ from tests.unit.gc_strategies import EXAMPLES, image_policies, nodes, policies
 
 if TYPE_CHECKING:
     import random
+
+    from nodeagent.model.node import NodeSnapshot
 
 
 @EXAMPLES

@@ -8,10 +8,10 @@ import pytest
 
 from nodeagent.gc.plan.containers import plan_sandbox_gc
 from nodeagent.gc.plan.policy import SandboxGCPolicy
-from nodeagent.model import Role
+from nodeagent.model.node import Role
 from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
-from nodeagent.settings.models import Config
+from nodeagent.settings.settings import Config
 from tests.unit.builders import codes, container, decided, kubelet_list, removed, sandbox, snapshot
 
 if TYPE_CHECKING:

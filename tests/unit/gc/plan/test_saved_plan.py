@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.api.common import encode
 from nodeagent.gc.documents.undo import encode_saved_plan
@@ -22,7 +21,7 @@ from nodeagent.record import replace
 from tests.unit.builders import NOW, container, filesystem, image, log_directory, sandbox, snapshot, used
 
 if TYPE_CHECKING:
-    from nodeagent.model import NodeSnapshot
+    from nodeagent.model.node import NodeSnapshot
 
 POLICY = GCPolicy(
     images=ImageGCPolicy(

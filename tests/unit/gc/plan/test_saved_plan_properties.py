@@ -5,16 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nodeagent.gc.pass_state import plans_for, plans_for_saved
-from nodeagent.gc.plan.keep_rules import keep_reasons
+from nodeagent.gc.plan.image_protection import keep_reasons
 from nodeagent.gc.plan.planner import plan_containers
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import SavedItem, SavedPlan, item_digests
-from nodeagent.model import ImageUsage, NodeSnapshot
 from nodeagent.model.decision import ItemKind, Plan, Verdict
+from nodeagent.model.runtime import ImageUsage
 from tests.unit.builders import NOW, removed
 from tests.unit.gc_strategies import EXAMPLES, PODS, image_id, nodes, policies
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nodeagent.gc.plan.policy import GCPolicy
+    from nodeagent.model.node import NodeSnapshot
 
 
 ANY_ID = st.one_of(

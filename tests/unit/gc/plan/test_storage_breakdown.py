@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.gc.plan.breakdown import MeasuredTree, MeasuredUsage, UsageCategory, break_down, sharing_tree
-from nodeagent.model import ContainerState, ReferenceKind, UnreferencedPiece
+from nodeagent.model.runtime import ContainerState, ReferenceKind, UnreferencedPiece
 from tests.unit.builders import MIB, container, filesystem, graph, image, piece, sandbox, snapshot, used
 
 PIECES = [

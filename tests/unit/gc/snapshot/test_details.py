@@ -10,14 +10,15 @@ import pytest
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.snapshot.details import ItemDetails
-from nodeagent.model import ContainerState, RuntimeInfo
+from nodeagent.model.node import RuntimeInfo
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 from tests.unit.builders import container, sandbox
 
 if TYPE_CHECKING:
-    from nodeagent.model import Container, Sandbox
+    from nodeagent.model.runtime import Container, Sandbox
 
 MOUNTING = RuntimeInfo("containerd", "2.1.0", "v1", "unix:///s")
 

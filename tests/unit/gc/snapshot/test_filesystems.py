@@ -8,9 +8,9 @@ import pytest
 
 from nodeagent.errors import ObservationError, RuntimeRequestError
 from nodeagent.gc.snapshot.images import ImageFilesystemReader
-from nodeagent.model import FsObservation, StorageGraph
+from nodeagent.model.runtime import FsObservation, StorageGraph
 from nodeagent.record import replace
-from nodeagent.runtime.cri_messages import FilesystemUsage, ImageFsInfo
+from nodeagent.runtime.cri import FilesystemUsage, ImageFsInfo
 from tests.unit.builders import filesystem, piece
 
 if TYPE_CHECKING:

@@ -6,21 +6,21 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.gc.snapshot.lists import MAX_STATUS_CALLS, CheckedLists, ListCheck
-from nodeagent.model import ContainerState, NodeSnapshot
+from nodeagent.model.runtime import ContainerState
 from tests.unit.builders import RUNTIME, container, filesystem, image, sandbox, snapshot, used
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from nodeagent.model import Container, Image, Sandbox
-    from nodeagent.runtime.cri_messages import ContainerUsage
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import Container, Image, Sandbox
+    from nodeagent.runtime.cri import ContainerUsage
 
 PODS = 6
 

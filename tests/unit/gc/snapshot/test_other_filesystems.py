@@ -10,18 +10,20 @@ from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.eviction.kernel_signals import SignalPaths
 from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, others_of
-from nodeagent.model import Container, ContainerState, ImageFilesystem
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherImageFilesystem
-from nodeagent.pods.disk_usage import measure_missing, with_layers
+from nodeagent.model.runtime import Container, ContainerState
+from nodeagent.pods.usage import measure_missing, with_layers
 from nodeagent.record import replace
-from nodeagent.runtime.containerd_records import SnapshotUsage
-from nodeagent.runtime.cri_messages import ContainerUsage
+from nodeagent.runtime.containerd import SnapshotUsage
+from nodeagent.runtime.cri import ContainerUsage
 from tests.support.manual_clock import ManualClock
 from tests.unit.builders import container, image_filesystem, sandbox
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from nodeagent.model.runtime import ImageFilesystem
 
 ELSEWHERE = 12345
 """Device id without a path in these tests."""

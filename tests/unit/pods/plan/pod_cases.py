@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.model import Container, ContainerState, Sandbox
 from nodeagent.model.pods import ContainerSpec, ContainerTraits, PodSpec, RuntimePod
-from nodeagent.pods.plan.definitions import SpecIndex
-from nodeagent.pods.plan.facts import group_pods, merge_facts
+from nodeagent.model.runtime import Container, ContainerState, Sandbox
+from nodeagent.pods.plan.facts import SpecIndex, group_pods, merge_facts
 from tests.unit.builders import MIB, ago
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model import ContainerState
 from nodeagent.model.pods import CRITICAL_PRIORITY, EmptyDirSpec, PodReading, PodSpec
 from nodeagent.model.pressure import UNKNOWN, EmptyDirFacts, Fact, PodLifecycle, QosClass
+from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.pods.plan.fact_cases import FILE, A, C, K, M, kept

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.model import ContainerState, PodList, Role
-from nodeagent.model.runtime import ANNOTATION_SOURCE
+from nodeagent.model.node import Role
+from nodeagent.model.runtime import ANNOTATION_SOURCE, ContainerState
 from nodeagent.pods.plan.deletion import check_pods, checked_pod_list, is_in_pod_list
 from nodeagent.record import replace
 from tests.unit.builders import ago, container, kubelet_list, sandbox, snapshot, synced
+
+if TYPE_CHECKING:
+    from nodeagent.model.pods import PodList
 
 GRACE_S = 300.0
 UID, HASH = "0f3b5c1e-7a61-4d0e-9f0e-1c2d3e4f5a6b", "5f1e7c62d3b04a8f9e1d2c3b4a596877"

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from nodeagent.model import ContainerState
 from nodeagent.model.pods import CRITICAL_PRIORITY
 from nodeagent.model.pressure import Fact, FactSource, PodFacts, PodLifecycle, QosClass
-from nodeagent.pods.plan.definitions import SpecIndex
-from nodeagent.pods.plan.facts import merge_facts
+from nodeagent.model.runtime import ContainerState
+from nodeagent.pods.plan.facts import SpecIndex, merge_facts
 from tests.unit.builders import MIB
 from tests.unit.pods.plan.fact_cases import A, C, K, M, kept
 from tests.unit.pods.plan.pod_cases import UID, merged, runtime_pod, spec, traits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.model import Container, ContainerState, Sandbox
+from nodeagent.model.runtime import Container, ContainerState, Sandbox
 from nodeagent.pods.plan.facts import group_pods
 from tests.unit.builders import ago
 from tests.unit.pods.plan.pod_cases import UID

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nodeagent.model.pressure import UNKNOWN, Fact, FactSource, QosClass
-from nodeagent.pods.plan.inference import (
+from nodeagent.pods.plan.facts import (
     inconsistencies,
     infer_critical,
     infer_qos,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from nodeagent.model import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleMemory
+from nodeagent.model.node import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleMemory
 from nodeagent.pods.plan.role import ABSENT_S, apply_hysteresis, decide_role
 from nodeagent.record import replace
 

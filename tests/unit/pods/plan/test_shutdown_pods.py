@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.pods.plan.definitions import SpecIndex
-from nodeagent.pods.plan.inference import shutdown_pods
+from nodeagent.pods.plan.facts import SpecIndex, shutdown_pods
 from tests.unit.pods.plan.fact_cases import FILE
 from tests.unit.pods.plan.pod_cases import API, UID, merged, runtime_pod, spec, traits
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from nodeagent.model import ShutdownPod
 from nodeagent.model.pods import CRITICAL_PRIORITY
-from nodeagent.shutdown.plan.budget import (
+from nodeagent.model.stops import ShutdownPod
+from nodeagent.shutdown.plan.planner import (
     DelayLimit,
     Phase,
     Selector,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from nodeagent.settings.models import Config
-from nodeagent.shutdown.plan.budget import (
+from nodeagent.settings.settings import Config
+from nodeagent.shutdown.plan.planner import (
     DelayLimit,
     Phase,
     Selector,

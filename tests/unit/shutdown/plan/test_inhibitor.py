@@ -6,10 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from nodeagent.shutdown.plan.budget import DelayLimit, shutdown_budget, two_bands
 from nodeagent.shutdown.plan.inhibitor import (
     ABANDONED_AFTER_S,
     RESTART_INTERVAL_S,
@@ -36,6 +34,7 @@ from nodeagent.shutdown.plan.inhibitor import (
     Stage,
     step,
 )
+from nodeagent.shutdown.plan.planner import DelayLimit, shutdown_budget, two_bands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

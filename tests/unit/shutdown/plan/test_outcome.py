@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from nodeagent.model import PodOutcome
-from nodeagent.shutdown.plan.budget import ContainerEnd, exit_note, outcome_summary, pod_outcome
+from nodeagent.model.stops import PodOutcome
+from nodeagent.shutdown.plan.planner import ContainerEnd, exit_note, outcome_summary, pod_outcome
 
 ENDED, KILLED = ContainerEnd(ended=True, exit_code=0), ContainerEnd(ended=True, killed=True, exit_code=137)
 

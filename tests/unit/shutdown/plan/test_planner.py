@@ -6,14 +6,22 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from nodeagent.model import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.model.pods import CRITICAL_PRIORITY, NODE_CRITICAL_PRIORITY
+from nodeagent.model.stops import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.record import replace
-from nodeagent.shutdown.plan.budget import DelayLimit, Phase, Selector, shutdown_budget, two_bands
-from nodeagent.shutdown.plan.planner import PlacedBy, elapsed_since, place, plan_shutdown
+from nodeagent.shutdown.plan.planner import (
+    DelayLimit,
+    Phase,
+    PlacedBy,
+    Selector,
+    elapsed_since,
+    place,
+    plan_shutdown,
+    shutdown_budget,
+    two_bands,
+)
 from tests.unit.shutdown.plan.cases import NETWORK_LAST, PODS, budget, graces, phase_lists, pod, uids
 
 # --- placement

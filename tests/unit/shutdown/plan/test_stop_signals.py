@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.shutdown.plan.budget import signal_number
+from nodeagent.shutdown.plan.planner import signal_number
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from nodeagent.shutdown.plan.budget import (
+from nodeagent.shutdown.plan.planner import (
     MINIMUM_AFTER_TERM_MS,
     UNLIMITED,
     DelayLimit,
