@@ -30,7 +30,9 @@ An eviction signal
 A keep rule for images
     ``model/reason_codes.py`` (reason code and sentence), ``gc/plan/image_protection.py`` (the rule, at its precedence),
     ``gc/plan/explanation.py`` (condition of a later removal), ``tests/unit/gc/plan/test_image_keep_rules.py``.
-    For a separate setting: a field of ``ProtectionPolicy`` and the option in ``gc/settings.py``.
+    For a separate setting: a field of ``ProtectionPolicy`` and the option in ``gc/settings.py``. For a label of the
+    image: fields of ``Image`` and ``ImageRecord`` in ``model``, read by the storage graph in ``runtime``, whose
+    ``with_labels`` also serves the re-check before a removal.
 A column in a list
     ``gc/documents/lists.py`` (field of the document), ``cli/listing.py`` (column of the table),
     ``tests/unit/cli/test_listing.py``, and the stored screens of ``tests/unit/cli/test_golden.py`` for a column that is

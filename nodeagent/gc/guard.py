@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.pods.images import no_pod_images
 from nodeagent.record import Record, replace
-from nodeagent.runtime.storage_graph import is_pinned, unlisted_containers
+from nodeagent.runtime.storage_graph import unlisted_containers, with_labels
 
 if TYPE_CHECKING:
     from nodeagent.model.node import NodeSnapshot, PodImages
@@ -91,7 +91,7 @@ class CurrentReader:
         if image is None:
             return None, ()
         names += await self.storage.get_image_names(name for name in image.references if name not in known)
-        return (image if image.pinned else replace(image, pinned=any(map(is_pinned, names)))), names
+        return with_labels(image, names), names
 
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
         """Return all containers and sandboxes, including containers not listed by CRI."""

@@ -27,7 +27,7 @@ from nodeagent.gc.transaction import (
 )
 from nodeagent.record import replace
 from nodeagent.runtime.leases import MAX_LABELS_BYTES, ImageName
-from nodeagent.runtime.storage_graph import is_pinned
+from nodeagent.runtime.storage_graph import with_labels
 
 if TYPE_CHECKING:
     from nodeagent.gc.pass_state import UndoTerms
@@ -215,8 +215,7 @@ class TransactionalImageRemover(ImageRemover):
         listed = {image.id: image for image in images_now}
         names = names_by_image([listed[each.id] for each in decisions if each.id in listed], stored)
         images = {
-            image_id: replace(listed[image_id], pinned=listed[image_id].pinned or any(is_pinned(n.stored) for n in own))
-            for image_id, own in names.items()
+            image_id: with_labels(listed[image_id], (each.stored for each in own)) for image_id, own in names.items()
         }
         kept = await self._keep_reasons(images, decisions) if images else {}
         owners = owners_by_target(listed.values(), stored)

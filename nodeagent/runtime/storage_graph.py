@@ -90,6 +90,11 @@ def is_pinned(stored: StoredImage) -> bool:
     return stored.labels.get(PINNED_LABEL) == "pinned"
 
 
+def with_labels(image: Image, names: Iterable[StoredImage]) -> Image:
+    """Return the image with the facts that the labels of its names state; one name suffices."""
+    return replace(image, pinned=True) if not image.pinned and any(map(is_pinned, names)) else image
+
+
 def with_pins(images: Sequence[Image], storage: StorageGraph) -> tuple[Image, ...]:
     """Return the images with pins from containerd's labels added; a pin on any of an image's names counts.
 
