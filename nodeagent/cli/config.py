@@ -18,7 +18,7 @@ from nodeagent.cli.reading import ask
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.files import DEFAULT_PATH
 from nodeagent.config.validation import convert as validated, settings_of
-from nodeagent.daemon.documents import EffectiveConfig
+from nodeagent.daemon.control_documents import EffectiveConfig
 from nodeagent.doctor.plan.node import OPEN_FIX, OPEN_LISTENER
 from nodeagent.errors import ConfigError, UsageError
 from nodeagent.eviction.plan.thresholds import MEANINGS

@@ -14,7 +14,7 @@ from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, say, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import duration_s
-from nodeagent.daemon.documents import Paused, Reload, ReloadEffectDocument, Resumed, Triggered
+from nodeagent.daemon.control_documents import Paused, Reload, ReloadEffectDocument, Resumed, Triggered
 from nodeagent.errors import UsageError
 from nodeagent.loops.pause_file import LONGEST_PAUSE_S
 from nodeagent.text import escape

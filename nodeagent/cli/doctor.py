@@ -18,7 +18,7 @@ from nodeagent.cli.reading import load_settings, run_async, run_with_agent
 from nodeagent.cluster.plan.rules import SETTINGS
 from nodeagent.cluster.plan.workloads import IN_CLUSTER
 from nodeagent.config.files import UNTRUSTED
-from nodeagent.daemon import documents as diagnostics
+from nodeagent.daemon import control_documents as diagnostics
 from nodeagent.daemon.documents import Status
 from nodeagent.doctor import host_facts
 from nodeagent.doctor.plan import node

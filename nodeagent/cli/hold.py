@@ -18,7 +18,8 @@ from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.options import Source, duration_s
 from nodeagent.cli.reading import ask, load_settings, read
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.gc.documents.lists import HoldDocument, HoldList, Images
+from nodeagent.gc.documents.holds import HoldDocument, HoldList
+from nodeagent.gc.documents.lists import Images
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.image_protection import images_named, parse_rule
 from nodeagent.gc.plan.image_users import ImageIndex

@@ -17,7 +17,8 @@ from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from nodeagent.gc.documents.history import NodeStopDocument, PastPassDocument
-    from nodeagent.gc.documents.lists import ContainerDocument, HoldFields, ImageDocument, Pod
+    from nodeagent.gc.documents.holds import HoldFields
+    from nodeagent.gc.documents.lists import ContainerDocument, ImageDocument, Pod
 
 R = TypeVar("R")
 

@@ -11,18 +11,9 @@ from typing import TYPE_CHECKING
 
 from nodeagent import __version__
 from nodeagent.api.common import encode
+from nodeagent.cli import gc
 from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.gc import (
-    confirm_removals,
-    decision_lines,
-    exit_code,
-    item_heading,
-    note_dry_run,
-    predicted_exit_code,
-    report_lines,
-    run_interruptibly,
-)
 from nodeagent.cli.reading import load_settings, open_for_command, run_async, run_with_agent, show_document
 from nodeagent.cli.table import Heading, Table, short_reference
 from nodeagent.errors import UsageError
@@ -125,24 +116,24 @@ async def _apply(request: ApplyOptions, settings: Settings, saved: SavedPlan) ->
         if dry_run:
             _show(request, preview, saved, drift, None)
             if not request.dry_run:
-                note_dry_run()
-            predicted = predicted_exit_code(preview)
+                gc.note_dry_run()
+            predicted = gc.predicted_exit_code(preview)
             return ExitCode.PARTIAL if predicted is ExitCode.DONE and drift else predicted
         if request.output == "table":
             _show(request, preview, saved, drift, None)
         window_s = offered_window_s(settings, preview)
-        if preview.removals and not request.yes and not confirm_removals(preview, window_s):
+        if preview.removals and not request.yes and not gc.confirm_removals(preview, window_s):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
-        report = await run_interruptibly(
+        report = await gc.run_interruptibly(
             agent, preview, trigger="apply", rounds=1, progress=request.output == "table", plan_id=saved.id
         )
     if request.output == "table":
         display = standard_output()
-        display.write(report_lines(report, settings.policy.images, display.columns))
+        display.write(gc.report_lines(report, settings.policy.images, display.columns))
     else:
         _show(request, preview, saved, drift, report)
-    code = exit_code(report)
+    code = gc.exit_code(report)
     not_done = any(result not in report.removed for result in report.results)
     return ExitCode.PARTIAL if code is ExitCode.DONE and (drift or not_done) else code
 
@@ -213,9 +204,9 @@ def _show(
     for plan in preview.plans:
         chosen = [each for each in plan.removals if each.id in possible]
         if chosen:
-            lines += decision_lines(plan, chosen, columns, numbered=True)
+            lines += gc.decision_lines(plan, chosen, columns, numbered=True)
     if drift:
-        table = Table("KIND", item_heading(), "STATUS")
+        table = Table("KIND", gc.item_heading(), "STATUS")
         for each in drift:
             table.add(
                 each.item.kind.value, short_reference(each.item.name), "gone" if each.gone else "kept", style="yellow"
@@ -233,7 +224,7 @@ def _difference_lines(document: PlanDiff, columns: int | None) -> list[Line]:
     counts = Table(Heading("ITEMS", right=True), "BEFORE", "AFTER")
     for (before, after), count in changes.most_common():
         counts.add(str(count), before, after)
-    items = Table("KIND", item_heading(), "BEFORE", "AFTER")
+    items = Table("KIND", gc.item_heading(), "BEFORE", "AFTER")
     for each in document.differences:
         kind = "" if each.kind is None else each.kind.value
         items.add(kind, short_reference(each.name or ""), _status(each.before), _status(each.after))

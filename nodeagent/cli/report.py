@@ -17,7 +17,8 @@ from nodeagent.cli.display import Line, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import ask, load_settings, print_document, read_node, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
-from nodeagent.daemon.documents import FindingDocument, Status
+from nodeagent.daemon.control_documents import FindingDocument
+from nodeagent.daemon.documents import Status
 from nodeagent.daemon.report_document import Fleet, FleetGroup, FleetNode, NodeReport, PlannedRemovals
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.text import Cut, escape, fit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nodeagent import __version__
 from nodeagent.cli.display import say
 from nodeagent.cli.reading import print_document, read
-from nodeagent.daemon.documents import Version
+from nodeagent.daemon.control_documents import Version
 
 if TYPE_CHECKING:
     from nodeagent.cli.options import Source

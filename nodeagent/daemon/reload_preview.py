@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.common import ReasonDocument
-from nodeagent.daemon import documents as reload
+from nodeagent.daemon import control_documents as reload
 from nodeagent.daemon.context import SHOWN, DaemonContext, Reloaded, ReloadEffect, threshold_text
-from nodeagent.daemon.documents import EvictedPod, Grace, KindCount, MetThreshold, Reload
+from nodeagent.daemon.control_documents import EvictedPod, Grace, KindCount, MetThreshold, Reload
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction.plan.preview import PreviewedEviction, first_victim, pods_over_limits
 from nodeagent.eviction.plan.ranking import has_limit

@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from nodeagent.api.common import Document, Part
-from nodeagent.daemon.documents import (
-    AgentStatus,
-    FilesystemStatus,
-    FindingDocument,
-    PauseStatus,
-    RuntimeStatusDocument,
-    Status,
-)
+from nodeagent.daemon.control_documents import FindingDocument
+from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, PauseStatus, RuntimeStatusDocument, Status
 from nodeagent.model.decision import Accounting, Verdict
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId

@@ -21,7 +21,7 @@ from nodeagent.eviction.documents import PodUsageDocument, Pressure, SignalDocum
 from nodeagent.eviction.plan.planner import eviction_order
 from nodeagent.eviction.plan.state import Evaluation, EvictionState
 from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache, SignalLayout, SignalReadings
-from nodeagent.gc.documents.lists import HoldFields
+from nodeagent.gc.documents.holds import HoldFields
 from nodeagent.gc.documents.readings import preview_collection
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.image_protection import holds_in_force

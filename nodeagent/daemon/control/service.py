@@ -23,7 +23,7 @@ from nodeagent.daemon.control.requests import (
     require_agent,
     run_exclusively,
 )
-from nodeagent.daemon.documents import EffectiveConfig, Paused, Resumed, SettingDocument, Triggered, Version
+from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, SettingDocument, Triggered, Version
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
 from nodeagent.daemon.status import (
@@ -38,7 +38,7 @@ from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction import document_readings as eviction
 from nodeagent.gc.documents import readings as gc
 from nodeagent.gc.documents.history import HistoryDocument
-from nodeagent.gc.documents.lists import HoldDocument, HoldList
+from nodeagent.gc.documents.holds import HoldDocument, HoldList
 from nodeagent.gc.documents.passes import Report, ResultDocument
 from nodeagent.gc.documents.undo import Undone, encode_saved_plan
 from nodeagent.gc.hold_file import HoldFile

@@ -21,9 +21,10 @@ from nodeagent.api.common import (
     encode_line,
     schema_id,
 )
-from nodeagent.daemon.documents import Status, Triggered
+from nodeagent.daemon.control_documents import Triggered
+from nodeagent.daemon.documents import Status
 from nodeagent.gc.documents.history import HistoryDocument
-from nodeagent.gc.documents.lists import HoldList
+from nodeagent.gc.documents.holds import HoldList
 from nodeagent.gc.documents.passes import decode_progress
 from nodeagent.schemas import SchemaId
 from tests.support.modules import import_all

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.api.common import decode, encode
 from nodeagent.gc.documents.history import HistoryDocument
-from nodeagent.gc.documents.lists import HoldList
+from nodeagent.gc.documents.holds import HoldList
 from nodeagent.gc.documents.passes import DiskUsageDocument, PreviewDocument
 from nodeagent.gc.pass_state import plans_for
 from nodeagent.gc.plan.breakdown import Breakdown, Share, UsageCategory

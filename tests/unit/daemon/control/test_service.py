@@ -13,10 +13,12 @@ from nodeagent.api import requests as api
 from nodeagent.api.common import Document, decode, encode
 from nodeagent.api.operations import OPERATIONS, Access
 from nodeagent.cli.status import status_view
-from nodeagent.daemon.documents import EffectiveConfig, Paused, Resumed, Status, Version
+from nodeagent.daemon.control_documents import EffectiveConfig, Paused, Resumed, Version
+from nodeagent.daemon.documents import Status
 from nodeagent.eviction.documents import EvictionPreview, PodUsageDocument, Pressure
 from nodeagent.gc.documents.history import HistoryDocument
-from nodeagent.gc.documents.lists import Containers, HoldDocument, HoldList, Images, ImageTree, Pods
+from nodeagent.gc.documents.holds import HoldDocument, HoldList
+from nodeagent.gc.documents.lists import Containers, Images, ImageTree, Pods
 from nodeagent.gc.documents.passes import DiskUsageDocument, ExplanationDocument, PreviewDocument
 from nodeagent.gc.documents.undo import UndoList
 from nodeagent.gc.restore import RemovalRecovery
