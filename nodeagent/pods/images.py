@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.kube.kubelet_pods import KubeletPods, pods_address
 from nodeagent.model.node import NO_POD_IMAGES, PodImages
 from nodeagent.model.pods import ENDED, Completeness, PodSpec
 from nodeagent.pods.sources import MAX_AGE_S, BoundPods, ManifestLister, SandboxLister
@@ -121,7 +122,6 @@ def make_bound_pods(settings: KubeletSettings, clock: Clock, list_sandboxes: San
     if access is None:
         return BoundPods(clock)
     from nodeagent.host.sockets import port_owners  # noqa: PLC0415 - loaded only with a configured kubelet
-    from nodeagent.kube.kubelet_pods import KubeletPods, pods_address  # noqa: PLC0415 - only with a configured kubelet
 
     return BoundPods(
         clock, KubeletPods(access, port_owners), address=pods_address(access), list_sandboxes=list_sandboxes
