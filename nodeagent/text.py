@@ -48,6 +48,11 @@ def masked(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
+def shortened(text: str, length: int) -> str:
+    """Return text cut to ``length`` characters, with three dots for the rest; for foreign texts in messages."""
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
 def escape_lines(text: str) -> str:
     """Return text escaped line by line; only for text with trusted line breaks, such as a traceback."""
     return "\n".join(map(escape, text.split("\n")))

@@ -22,7 +22,7 @@ from nodeagent.files import closing_descriptor
 from nodeagent.http_exchange import PART_BYTES, HttpExchange, HttpProtocolError, TruncatedResponseError
 from nodeagent.model.kubernetes import ApiAccess, Lease, Node
 from nodeagent.record import Record
-from nodeagent.text import escape
+from nodeagent.text import escape, shortened
 
 if TYPE_CHECKING:
     from nodeagent.kube.api_credentials import ApiCredentials, ApiIdentity
@@ -297,8 +297,7 @@ def cause_of(error: BaseException | None) -> str:
 
 def _shown(text: str) -> str:
     """Return the escaped beginning of a text from the server; h11 errors quote malformed lines in full."""
-    text = escape(text)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return shortened(escape(text), _MAX_SHOWN)
 
 
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"

@@ -19,7 +19,7 @@ from nodeagent.errors import ObservationError
 from nodeagent.http_exchange import HttpExchange, HttpProtocolError, SocketResponse, TruncatedResponseError
 from nodeagent.parsing import parse_json, parse_yaml
 from nodeagent.record import Record, replace
-from nodeagent.text import escape
+from nodeagent.text import escape, shortened
 
 if TYPE_CHECKING:
     import ssl
@@ -204,8 +204,7 @@ def _error_text(response: SocketResponse) -> str:
 
 def _shown(text: str) -> str:
     """Return the escaped beginning of a text from the server; h11 errors quote malformed lines in full."""
-    text = escape(text)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return shortened(escape(text), _MAX_SHOWN)
 
 
 def _context(access: KubeletAccess) -> ssl.SSLContext:

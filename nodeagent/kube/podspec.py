@@ -15,6 +15,7 @@ from typing import Final
 from nodeagent.errors import ObservationError
 from nodeagent.model.pods import CRITICAL_CLASS_PRIORITIES, ContainerSpec, EmptyDirSpec, PodSpec
 from nodeagent.model.pressure import QosClass
+from nodeagent.text import shortened
 from nodeagent.units import parse_quantity
 
 _Object = dict[str, object]
@@ -94,7 +95,9 @@ def parse_listed_pod(document: object, where: str) -> PodSpec:
         metadata = _readable(_readable(document).get("metadata"))
         uid, namespace, name = (_readable_text(metadata.get(key)) for key in ("uid", "namespace", "name"))
         images = _readable_images(_readable(_readable(document).get("spec")))
-        return PodSpec(uid, namespace or "default", name, images=images, malformed=_shortened(str(error)))
+        return PodSpec(
+            uid, namespace or "default", name, images=images, malformed=shortened(str(error), _MAX_ERROR_LENGTH)
+        )
 
 
 def parse_resource_quantity(value: object, where: str) -> Decimal:
@@ -324,10 +327,6 @@ def _texts(fields: Mapping[str, object], key: str, where: str) -> dict[str, str]
             raise ObservationError(f"{where}: {key}.{name} is {shown(value)}, not a string")
         found[name] = value
     return found
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}..."
 
 
 def shown(value: object) -> str:

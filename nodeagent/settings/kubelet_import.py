@@ -20,7 +20,7 @@ from nodeagent.record import Record
 from nodeagent.settings.loading import load
 from nodeagent.settings.reference import sourced_toml
 from nodeagent.settings.settings import Config
-from nodeagent.text import escape, masked
+from nodeagent.text import escape, masked, shortened
 
 _SIMILARITY: Final = 0.8
 _NO_CGROUP_SETUP: Final = "the agent reads cgroups and does not configure them"
@@ -562,8 +562,7 @@ def _shown(value: object) -> str:
         text = f"a list of {len(value)}"
     else:
         text = str(value)
-    text = masked(text)
-    return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."
+    return shortened(masked(text), _MAX_SHOWN_LENGTH)
 
 
 _PERIODS: Final = ("shutdownGracePeriod", "shutdownGracePeriodCriticalPods")

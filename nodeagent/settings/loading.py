@@ -24,6 +24,7 @@ from nodeagent.files import read_file, replace_file
 from nodeagent.record import Record, field, replace
 from nodeagent.settings.reference import toml_value
 from nodeagent.settings.settings import DEFAULT_SOURCE, Config, Origin, Settings
+from nodeagent.text import shortened
 
 _SERVICE_SUFFIX: Final = re.compile(
     r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -214,7 +215,7 @@ def _value(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except ValueError:
         text = str(value)
-    return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."
+    return shortened(text, _MAX_SHOWN_LENGTH)
 
 
 STATE: Final = Path("/var/lib/nodeagent")

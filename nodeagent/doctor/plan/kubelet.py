@@ -9,7 +9,7 @@ from typing import Final
 
 from nodeagent.doctor.plan.node import Finding
 from nodeagent.model.pods import Completeness, PodListReading
-from nodeagent.text import masked
+from nodeagent.text import masked, shortened
 
 _DEFAULT_HIGH_PERCENT: Final = 85
 _DEFAULT_IMAGEFS: Final = "15%"
@@ -189,5 +189,4 @@ def _used_percent(available: str) -> int:
 
 def _text(value: object) -> str:
     """Return a configuration value as printable text of limited length."""
-    text = masked(str(value))
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return shortened(masked(str(value)), _MAX_SHOWN)
