@@ -25,7 +25,7 @@ from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import SavedPlan, compare, parse_plan, refusal_of
 from nodeagent.host.node import node_identity
 from nodeagent.record import Record, field
-from nodeagent.units import SystemClock, format_time, parse_duration_s
+from nodeagent.units import SystemClock, format_bytes, format_time, parse_duration_s
 
 if TYPE_CHECKING:
     from nodeagent.gc.executor import PassReport
@@ -86,8 +86,6 @@ def save(
         return
     _write(out, text)
     frees = sum(plan.frees_bytes for plan in preview.plans)
-    from nodeagent.units import format_bytes  # noqa: PLC0415 - needed only for --out
-
     warn(f"{out}: {len(preview.removals)} removals, about {format_bytes(frees)}; expires in {expires}")
 
 

@@ -15,7 +15,7 @@ from nodeagent.cluster.session_task import CHANGE_POLL_S, SessionTask
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ForeignNodeError, StoreError
 from nodeagent.loops.passes import wait_for_any
 from nodeagent.pods.plan import watch
-from nodeagent.pods.watched import WatchedPods, list_address, restore_pods
+from nodeagent.pods.watched import WatchedPods, list_address, restore_pods, write_watched_pods
 from nodeagent.record import Record, replace
 from nodeagent.telemetry.logging import StateLog
 
@@ -225,7 +225,6 @@ class PodWatchTask(SessionTask):
         from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
         from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
         from nodeagent.pods.pod_api import PodApi, PodWatch  # noqa: PLC0415
-        from nodeagent.pods.watched import write_watched_pods  # noqa: PLC0415
 
         access, name = settings.kubernetes.access, node_name(settings.kubelet.node_name)
         if access is None:
