@@ -27,10 +27,9 @@ def images(
     -o wide adds the bytes freed by removing the image: the content that no other object references, or an upper bound,
     which is marked.
     """
-    from nodeagent.cli.explain import image_tree  # noqa: PLC0415
-    from nodeagent.cli.lists import list_images  # noqa: PLC0415
+    from nodeagent.cli.lists import list_images, show_image_tree  # noqa: PLC0415
 
-    show = image_tree if tree else list_images
+    show = show_image_tree if tree else list_images
     show(options.Source(config, options.at_endpoint(endpoint), direct), listing)
 
 
