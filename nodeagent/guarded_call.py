@@ -22,6 +22,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 KERNEL_THREADS: Final = 4
+_MANY_ITEMS: Final = 2_000
 _GUARDED: Final = ThreadPoolExecutor(32, "guarded")
 _KERNEL: Final = ThreadPoolExecutor(KERNEL_THREADS, "kernel")
 
@@ -34,9 +35,19 @@ def start_kernel_threads() -> None:
 
 
 async def call_kernel(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of a function that accesses only kernel files (proc, sysfs, cgroups) and processes."""
+    """Return the result of a function that only computes, or accesses only kernel files and processes.
+
+    Kernel files are those of proc, sysfs and cgroups.
+    """
     call = partial(copy_context().run, function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_KERNEL, call)
+
+
+async def compute(items: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of a pure function, which for many items runs in a thread, so that the event loop responds."""
+    if items < _MANY_ITEMS:
+        return function(*args, **kwargs)
+    return await call_kernel(function, *args, **kwargs)
 
 
 class HangingCallError(ObservationError):

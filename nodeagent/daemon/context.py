@@ -15,6 +15,7 @@ from nodeagent.loops.reload_grace import BY_RELOAD, ReloadGrace, StoredMode, gra
 from nodeagent.pods.role import RoleWatch
 from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import Record
+from nodeagent.runtime.cri import DecodedLists
 from nodeagent.telemetry.counters import Counters
 from nodeagent.units import format_bytes
 
@@ -76,6 +77,7 @@ class DaemonContext:
         counters: metrics counted from events and calls.
         roles: evaluates the role of this node (standalone or beside a kubelet) for all tasks.
         watched_pods: pods of this node from the pod watch of the API server.
+        lists: decoded lists of the runtime, shared by all tasks.
         shutdown_announcement: whether the Node object at the API server shows the shutdown in progress.
     """
 
@@ -107,6 +109,7 @@ class DaemonContext:
         self.counters = Counters(self.clock)
         self.roles = RoleWatch(self.clock, self.logger)
         self.watched_pods = WatchedPods(self.clock)
+        self.lists = DecodedLists()
         self.shutdown_announcement = ShutdownAnnouncement()
         self.triggered: set[str] = set()
         self._next: Settings | None = None

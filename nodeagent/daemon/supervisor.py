@@ -226,6 +226,7 @@ async def _serve_one_agent(context: DaemonContext) -> None:
         observer_of_calls=context.observe_call,
         roles=context.roles,
         watched_pods=context.watched_pods,
+        lists=context.lists,
     ) as agent:
         _log_start(agent, context.logger)
         await agent.log_interrupted(context.logger)

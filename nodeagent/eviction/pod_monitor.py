@@ -205,7 +205,7 @@ class OomKillMonitor:
         """Log every OOM kill in these pods since the last check."""
         directories = _directories(pods)
         counts = await call_kernel(_read, directories)
-        if self._counts is None:
+        if self._counts is None or counts == self._counts:
             self._counts = counts
             return
         for pod in pods.facts:

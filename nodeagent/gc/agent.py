@@ -46,7 +46,7 @@ from nodeagent.model.node import Hold, NodeSnapshot, PodImages, Role, RoleDecisi
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.role import RoleWatch
 from nodeagent.record import Record, replace
-from nodeagent.runtime.cri import CriClient, mounts_images
+from nodeagent.runtime.cri import CriClient, DecodedLists, mounts_images
 from nodeagent.runtime.storage_backend import CriOnlyStorage, StorageBackend
 from nodeagent.store.history import History, configured_retention
 from nodeagent.units import Clock, SystemClock
@@ -336,6 +336,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
     observer_of_calls: CallObserver | None = None,
     roles: RoleWatch | None = None,
     watched_pods: WatchedPods | None = None,
+    lists: DecodedLists | None = None,
 ) -> AsyncIterator[Agent]:
     """Compose an agent from its settings; the connection to the runtime is closed on exit.
 
@@ -347,6 +348,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         observer_of_calls: called after every call to the runtime; see ``RuntimeConnection``.
         roles: the daemon's role watch, with its hysteresis; defaults to a new role watch.
         watched_pods: the daemon's pod watch at the API server; defaults to a watch without pods.
+        lists: the daemon's decoded lists of the runtime; defaults to empty lists.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
@@ -361,6 +363,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         roles=roles,
         watched_pods=watched_pods,
         observer_of_calls=observer_of_calls,
+        lists=lists or DecodedLists(),
     )
     async with opened as parts:
         observer = parts.make_observer()

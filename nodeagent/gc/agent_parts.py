@@ -29,7 +29,7 @@ from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import Record
 from nodeagent.runtime.connection import CallObserver, RuntimeConnection, configured_connection
 from nodeagent.runtime.containerd import ContainerdClient
-from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.cri import CriClient, DecodedLists
 from nodeagent.runtime.namespace_lists import DiskFormat, disk_format
 from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage, StorageBackend
 from nodeagent.runtime.storage_graph import LayerCache
@@ -109,11 +109,11 @@ async def open_parts(  # noqa: PLR0913 - the options of open_agent
     roles: RoleWatch,
     watched_pods: WatchedPods | None = None,
     observer_of_calls: CallObserver | None = None,
-    reuses_lists: bool = True,
+    lists: DecodedLists,
 ) -> AsyncIterator[AgentParts]:
     """Compose the parts of an agent on a new connection to the runtime, closed on exit.
 
-    The arguments are those of ``open_agent``; ``reuses_lists`` is passed to :class:`CriClient`.
+    The arguments are those of ``open_agent``.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
@@ -122,8 +122,8 @@ async def open_parts(  # noqa: PLR0913 - the options of open_agent
     store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record, gaps=gaps)
     watched = WatchedPods(clock) if watched_pods is None else watched_pods
     async with configured_connection(settings, with_removals=True, observer=observer_of_calls) as connection:
-        storage = _storage_backend(settings, connection, clock, store, reuses_lists=reuses_lists)
-        cri = CriClient(connection, reuses_lists=reuses_lists)
+        storage = _storage_backend(settings, connection, clock, store, reuses_lists=lists.reuses)
+        cri = CriClient(connection, lists)
         bound_pods = make_bound_pods(settings.kubelet, clock, cri.list_sandboxes)
         manifests = None if settings.kubelet.manifests is None else ManifestReader(settings.kubelet.manifests)
         read_pod_images = PodImageReader(clock, bound=bound_pods, manifests=manifests, watched=watched).read
@@ -191,6 +191,6 @@ async def open_previewer(settings: Settings) -> AsyncIterator[Previewer]:
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
     """
-    clock = SystemClock()
-    async with open_parts(settings, record=False, clock=clock, roles=RoleWatch(clock), reuses_lists=False) as parts:
+    clock, lists = SystemClock(), DecodedLists(reuses=False)
+    async with open_parts(settings, record=False, clock=clock, roles=RoleWatch(clock), lists=lists) as parts:
         yield Previewer(settings, parts.make_observer())

@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.gc.executor import Changes, Outcome, PassEnd, PassReport, Result
+from nodeagent.guarded_call import call_kernel
 from nodeagent.loops.memory import release_memory
 from nodeagent.loops.passes import wait_for_any
 from nodeagent.model.decision import Verdict
@@ -123,7 +124,7 @@ class Loop:
             return PAUSE_POLL_S
         self.loop_statuses.waiting(name, 0.0, SILENCE_S, removes=True)
         wait_s = await self._attempt(name)
-        release_memory()  # after a failure too: tracebacks keep call frames in reference cycles
+        await call_kernel(release_memory)  # after a failure too: tracebacks keep call frames in reference cycles
         return wait_s
 
     async def _attempt(self, name: str) -> float:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
+from nodeagent.guarded_call import compute
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.sockets import port_owners
 from nodeagent.kube.kubelet_pods import KubeletListing, KubeletPods, ManifestReader, PodLister
@@ -295,21 +296,25 @@ class PodReader:
         with_disk: bool = False,
     ) -> PodInventory:
         """Return facts and handles of the pods in the runtime's lists."""
-        specs = self._definitions.index(warnings)
-        pods = group_pods(
+        specs, count = self._definitions.index(warnings), len(lists.containers)
+        pods = await compute(
+            count,
+            group_pods,
             lists.sandboxes,
             lists.containers,
             cgroup_parents=self._details.cgroup_parents,
             traits=self._details.traits,
             memory_min_bytes=self._cgroups.memory_min_bytes,
         )
-        handles = self._cgroups.find_handles(pods)
+        handles = await compute(count, self._cgroups.find_handles, pods)
         readings: dict[str, PodReading] = {}
         if with_usage or with_disk:
             readings = await self._readings(pods, handles, stats, warnings, with_disk=with_disk)
         capacity_bytes = self._cgroups.memory_capacity_bytes(warnings)
         assume = self._role() is Role.STANDALONE and not self._definitions.has_kubelet
-        facts = merge_facts(
+        facts = await compute(
+            count,
+            merge_facts,
             pods,
             specs,
             readings,
@@ -317,8 +322,9 @@ class PodReader:
             assume=assume,
             annotation_namespaces=self._annotation_namespaces,
         )
-        warnings += ignored_marks(facts)
-        return PodInventory(facts, shutdown_pods(facts, pods, specs), handles, lists.at, tuple(warnings))
+        stops = await compute(count, shutdown_pods, facts, pods, specs)
+        warnings += await compute(count, ignored_marks, facts)
+        return PodInventory(facts, stops, handles, lists.at, tuple(warnings))
 
     async def close(self) -> None:
         """Cancel a read of the kubelet's list and directory walks in progress."""

@@ -433,23 +433,36 @@ _FS_INFO = Method(_IMAGE + "ImageFsInfo", api.ImageFsInfoRequest, api.ImageFsInf
 _REMOVE_IMAGE = Method(_IMAGE + "RemoveImage", api.RemoveImageRequest, api.RemoveImageResponse, _CHANGE_S, changes=True)
 
 
+class DecodedLists:
+    """Decoded values of the last lists, shared by the clients of one runtime.
+
+    Attributes:
+        reuses: whether decoded values are kept for the next list, see :class:`DecodeCache`.
+    """
+
+    def __init__(self, *, reuses: bool = True) -> None:
+        """Create empty caches; ``reuses`` is false for a process that lists once."""
+        self.reuses = reuses
+        self.images = DecodeCache(_IMAGES_OF, decode_image, reuses=reuses)
+        self.sandboxes = DecodeCache(_SANDBOXES_OF, decode_sandbox, reuses=reuses)
+        self.containers = DecodeCache(_CONTAINERS_OF, decode_container, reuses=reuses)
+
+
 class CriClient:
     """CRI client of one runtime. Every method raises the errors of :meth:`RuntimeConnection.unary`.
 
     Removing or stopping an absent object succeeds.
     """
 
-    def __init__(self, connection: RuntimeConnection, *, reuses_lists: bool = True) -> None:
-        """Create a client; ``reuses_lists`` is whether decoded lists are cached, see :class:`DecodeCache`."""
+    def __init__(self, connection: RuntimeConnection, lists: DecodedLists | None = None) -> None:
+        """Create a client with the caches of its lists, by default its own."""
         self._connection = connection
         self._images = LongList(connection, _LIST_IMAGES, _STREAM_IMAGES)
         sandboxes = PrefixList(self._find_sandbox, self._list_sandbox, _sandbox_ids)
         containers = PrefixList(self._find_container, self._list_container, _container_ids)
         self._sandboxes = LongList(connection, _LIST_SANDBOXES, _STREAM_SANDBOXES, sandboxes.read)
         self._containers = LongList(connection, _LIST_CONTAINERS, _STREAM_CONTAINERS, containers.read)
-        self._decoded_images = DecodeCache(_IMAGES_OF, decode_image, reuses=reuses_lists)
-        self._decoded_sandboxes = DecodeCache(_SANDBOXES_OF, decode_sandbox, reuses=reuses_lists)
-        self._decoded_containers = DecodeCache(_CONTAINERS_OF, decode_container, reuses=reuses_lists)
+        self._decoded = lists or DecodedLists()
 
     async def version(self) -> RuntimeInfo:
         """Return the runtime's name and version. Source: CRI ``VersionResponse``."""
@@ -462,7 +475,7 @@ class CriClient:
 
     async def list_images(self) -> tuple[Image, ...]:
         """Return all images in the runtime's order, one per id; the previous tuple if only the order changed."""
-        return merge_images(await self._decoded_images.read(self._images.read(api.ListImagesRequest())))
+        return merge_images(await self._decoded.images.read(self._images.read(api.ListImagesRequest())))
 
     async def image_ids(self) -> frozenset[str]:
         """Return the id of every image."""
@@ -505,7 +518,7 @@ class CriClient:
         The sandboxes are in the runtime's order. On a large node, the previous tuple is returned if only the order has
         changed.
         """
-        return await self._decoded_sandboxes.read(self._sandboxes.read(api.ListPodSandboxRequest()))
+        return await self._decoded.sandboxes.read(self._sandboxes.read(api.ListPodSandboxRequest()))
 
     async def sandbox_status(self, sandbox_id: str) -> Sandbox:
         """Return one sandbox with its own image and log directory, if reported."""
@@ -530,7 +543,7 @@ class CriClient:
         The containers are in the runtime's order. On a large node, the previous tuple is returned if only the order has
         changed.
         """
-        return await self._decoded_containers.read(self._containers.read(api.ListContainersRequest()))
+        return await self._decoded.containers.read(self._containers.read(api.ListContainersRequest()))
 
     async def container_status(self, container_id: str) -> Container:
         """Return one container with its finish time, log path and mounted images.

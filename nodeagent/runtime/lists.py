@@ -45,7 +45,7 @@ of the lists find an object; ``RunPodSandbox`` on a failed cleanup; ``util.Gener
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from functools import lru_cache
 from itertools import repeat
@@ -55,6 +55,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from google.protobuf.message import Message
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.guarded_call import compute
 from nodeagent.runtime.connection import MAX_ANSWER_BYTES, Metadata, Method, RuntimeConnection, run_bounded
 
 _DIGEST_BYTES = 16
@@ -152,7 +153,7 @@ class DecodeCache(Generic[Answer, Item, Value]):
 
     def __init__(
         self,
-        items_of: Callable[[Answer], Iterable[Item]],
+        items_of: Callable[[Answer], Collection[Item]],
         decode: Callable[[Item], Value],
         key: Callable[[Item], str] = _ID,
         from_items: int | None = None,
@@ -183,8 +184,8 @@ class DecodeCache(Generic[Answer, Item, Value]):
         """Return the values of a listing from its parts; see :meth:`Listing.finish`."""
         listing = self.start()
         async for part in parts:
-            listing.add(part)
-        return listing.finish()
+            await compute(len(self.items_of(part)), listing.add, part)
+        return await compute(listing.count, listing.finish)
 
 
 class CachedList(Generic[Answer, Item, Value]):
@@ -199,6 +200,11 @@ class CachedList(Generic[Answer, Item, Value]):
         self._listed = _Known[Answer, Item, Value](by_digest=by_digest)
         self._all_unchanged = True
         self._same_order = True
+
+    @property
+    def count(self) -> int:
+        """Number of items so far."""
+        return len(self._listed.values)
 
     def add(self, answer: Answer) -> None:
         """Decode the changed items of one part."""

@@ -11,7 +11,7 @@ from nodeagent.errors import NodeAgentError
 from nodeagent.host.container_processes import ContainerProcesses
 from nodeagent.model.stops import LastActivity, StoppedPod
 from nodeagent.pods.reader import make_pod_reader
-from nodeagent.runtime.connection import CallObserver, configured_connection
+from nodeagent.runtime.connection import configured_connection
 from nodeagent.runtime.cri import CriClient
 from nodeagent.shutdown.plan.planner import signal_number
 from nodeagent.shutdown.recorder import RunningPod, ShutdownRecorder, running_pods
@@ -120,22 +120,16 @@ class PodRuntime:
         pods: the pod cache.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        clock: Clock,
-        role: Callable[[], Role],
-        observer: CallObserver | None = None,
-        watched: WatchedPods | None = None,
-    ) -> None:
-        """Open a connection.
+    def __init__(self, settings: Settings, context: DaemonContext) -> None:
+        """Open a connection to the runtime of ``settings``, which may be newer than those in force.
 
         Raises:
             NodeAgentError: no runtime is configured and none is found.
         """
-        self._connection = configured_connection(settings, observer=observer)
-        self.cri = CriClient(self._connection)
-        self.pods = RunningPods(self.cri, settings, clock, role, watched)
+        roles = context.roles
+        self._connection = configured_connection(settings, observer=context.counters.call)
+        self.cri = CriClient(self._connection, context.lists)
+        self.pods = RunningPods(self.cri, settings, context.clock, lambda: roles.current.role, context.watched_pods)
 
     async def close(self) -> None:
         """Cancel pending readings and close the connection."""
@@ -173,15 +167,8 @@ class RunningPodMonitor:
     def connected(self) -> PodRuntime | None:
         """Return the open runtime connection, or a new one; ``None`` if no runtime is found, see ``problem``."""
         if self._runtime is None:
-            roles = self._context.roles
             try:
-                self._runtime = PodRuntime(
-                    self._settings,
-                    self._context.clock,
-                    lambda: roles.current.role,
-                    self._context.counters.call,
-                    self._context.watched_pods,
-                )
+                self._runtime = PodRuntime(self._settings, self._context)
             except NodeAgentError as error:
                 self._set_problem(str(error))
         return self._runtime

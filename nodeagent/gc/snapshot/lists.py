@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.gc.plan.consistency import ListedIds, RuntimeLists, Suspicion, SuspicionKind, find_suspicions, persistent
 from nodeagent.gc.plan.image_users import bare_id
+from nodeagent.guarded_call import compute
 from nodeagent.model.runtime import Container, Image, ListContradiction, Sandbox
 from nodeagent.record import replace
 from nodeagent.runtime.connection import gather_all
@@ -144,12 +145,12 @@ class ListCheck:
             self._known
         )  # the previous reading when this reading starts, since a concurrent reading may store newer objects
         reading = await self._list(with_images=with_images)
-        suspicions = self._unexplained(reading)
+        suspicions = await self._unexplained(reading)
         if suspicions:
             known = _union(known, reading.ids)
             await asyncio.sleep(self.confirm_s)
             reading = await self._list(with_images=with_images)
-            suspicions = persistent(suspicions, self._unexplained(reading))
+            suspicions = persistent(suspicions, await self._unexplained(reading))
         contradictions = await self._confirm(reading, suspicions)
         vanished, missing = await self._check_vanished(known, reading.ids)
         contradictions += vanished
@@ -169,7 +170,7 @@ class ListCheck:
         containers, sandboxes = await gather_all(self.runtime.list_containers(), self.runtime.list_sandboxes())
         stored = await self.list_stored()
         lists = RuntimeLists(images, containers, sandboxes)
-        ids = ListedIds.of(lists)
+        ids = await compute(len(containers), ListedIds.of, lists)
         existing, running_known = await asyncio.to_thread(self.find_running, ids.containers | ids.sandboxes)
         if stored is not None:  # records of other clients are users of images, but not objects of CRI
             existing -= {each.id for each in stored if KIND_LABEL not in each.labels}
@@ -186,8 +187,8 @@ class ListCheck:
         except RuntimeRequestError:
             return frozenset()
 
-    def _unexplained(self, reading: _Reading) -> tuple[Suspicion, ...]:
-        found = find_suspicions(reading.lists, reading.ids)
+    async def _unexplained(self, reading: _Reading) -> tuple[Suspicion, ...]:
+        found = await compute(len(reading.lists.containers), find_suspicions, reading.lists, reading.ids)
         return tuple(each for each in found if (each.kind, each.id) not in self._explained)
 
     async def _confirm(self, reading: _Reading, suspicions: Sequence[Suspicion]) -> list[ListContradiction]:

@@ -11,7 +11,7 @@ from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.model.node import RuntimeInfo
 from nodeagent.model.pods import ContainerTraits
 from nodeagent.model.runtime import ContainerState, Image
-from nodeagent.runtime.cri import CriClient, FilesystemUsage
+from nodeagent.runtime.cri import CriClient, DecodedLists, FilesystemUsage
 from tests.unit.runtime.conftest import Fake, cri_handlers, serving
 
 if TYPE_CHECKING:
@@ -226,6 +226,20 @@ async def test_container_state_is_decoded(
     assert (container.id, container.name, container.sandbox_id, container.attempt) == ("c", "web", "s", 3)
     assert (container.image_ref, container.image_id, container.image_name) == ("sha256:a", "sha256:b", "x:1")
     assert (container.created_at, container.labels, container.annotations) == (AT, {"l": "1"}, {"n": "2"})
+
+
+async def test_clients_with_the_same_lists_share_the_decoded_values(
+    cri: CriClient, fake: Fake, connection: RuntimeConnection
+) -> None:
+    del cri  # serves
+    fake.answers["ListContainers"] = api.ListContainersResponse(
+        containers=[api.Container(id=f"{number:064x}", labels={"l": "1"}) for number in range(20)]
+    )
+    lists = DecodedLists()
+    first, second = CriClient(connection, lists), CriClient(connection, lists)
+    listed = await first.list_containers()
+    assert await second.list_containers() is listed
+    assert await CriClient(connection).list_containers() == listed
 
 
 async def test_container_status_is_decoded_with_all_fields(cri: CriClient, fake: Fake) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,7 @@ from nodeagent.runtime.cri import decode_container, decode_image
 from nodeagent.runtime.lists import DecodeCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 
 IMAGE: Final = f"sha256:{'5' * 64}"
@@ -244,3 +245,36 @@ def test_listing_of_a_cache_without_reuse_is_decoded_again() -> None:
     second = read(made, as_answer(listed(1), listed(2)), as_answer(listed(3)))
     assert second == first
     assert all(one is not other for one, other in zip(first, second, strict=True))
+
+
+@given(before=st.integers(0, 3), first=st.integers(0, 3), second=st.integers(0, 3), last=st.integers(0, 3))
+def test_interleaved_listings_of_two_readers_have_the_values_of_their_own_answers(
+    before: int, first: int, second: int, last: int
+) -> None:
+    answers = [
+        as_answer(*(listed(each, labels={"version": str(version)}) for each in range(4))) for version in range(4)
+    ]
+    made = new_cache()
+    read(made, answers[before])
+    one, other = made.start(), made.start()
+    one.add(answers[first])
+    other.add(answers[second])
+    versions = [{each.labels["version"] for each in listing.finish()} for listing in (one, other)]
+    assert versions == [{str(first)}, {str(second)}]
+    assert {each.labels["version"] for each in read(made, answers[last])} == {str(last)}
+
+
+@pytest.mark.parametrize(("count", "in_thread"), [(1_000, False), (2_000, True)])
+async def test_long_list_is_decoded_off_the_event_loop(count: int, in_thread: bool) -> None:
+    decoded_in: set[int] = set()
+
+    def decode(message: api.Container) -> Container:
+        decoded_in.add(threading.get_ident())
+        return decode_container(message)
+
+    async def parts() -> AsyncIterator[api.ListContainersResponse]:
+        yield as_answer(*map(listed, range(count)))
+
+    made = Cache(attrgetter("containers"), decode)
+    assert len(await made.read(parts())) == count
+    assert (threading.get_ident() not in decoded_in) is in_thread

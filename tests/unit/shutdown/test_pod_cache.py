@@ -6,8 +6,11 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import structlog
+
 from nodeagent.config.validation import convert
-from nodeagent.model.node import Role
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.settings.settings import Config
 from nodeagent.shutdown import pods as pod_cache
 from nodeagent.shutdown.pods import PodRuntime
@@ -48,12 +51,16 @@ class Node:
 async def opened(tmp_path: Path) -> AsyncIterator[tuple[Node, PodRuntime, SimServer]]:
     node = Node(tmp_path)
     document = {
+        "role": "standalone",
         "runtime": {"endpoint": f"unix://{tmp_path}/cri.sock"},
         "kubelet": {"manifests": str(tmp_path)},
         "state": {"directory": str(tmp_path / "state")},
     }
     async with SimServer(node.sim, tmp_path / "cri.sock") as server:
-        runtime = PodRuntime(convert(Config, document).settings(), SystemClock(), lambda: Role.STANDALONE)
+        settings, clock = convert(Config, document).settings(), SystemClock()
+        context = DaemonContext(settings, structlog.get_logger(), clock, LoopStatuses(clock), PassLock(clock))
+        await context.roles.evaluate(settings.role)
+        runtime = PodRuntime(settings, context)
         try:
             yield node, runtime, server
         finally:
