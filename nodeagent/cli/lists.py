@@ -59,7 +59,7 @@ def list_pods(source: Source, options: ListOptions) -> None:
     _print("PodList", lists.Pods, PODS, source, options, _pods)
 
 
-def read_list(operation: str, kind: type[D], source: Source, local: ReadPreviews[D]) -> D:
+def read_list(operation: str, kind: type[D], source: Source, local: ReadPreviews[D], *, ids_only: bool = False) -> D:
     """Return the document of an operation, from the daemon or else created by ``local``.
 
     Args:
@@ -67,9 +67,10 @@ def read_list(operation: str, kind: type[D], source: Source, local: ReadPreviews
         kind: type of the document.
         source: source of the document.
         local: creates the document without a daemon.
+        ids_only: whether only ids and names of the rows are shown, which then are read without sizes.
     """
     answer = ask(operation, kind, {}, source)
-    return read_preview(source, local) if answer is None else answer
+    return read_preview(source, local, with_sizes=not ids_only) if answer is None else answer
 
 
 def _print(
@@ -81,7 +82,7 @@ def _print(
     local: ReadPreviews[L],
 ) -> None:
     request = ListRequest.of(view, options)
-    document = read_list(operation, kind, source, local)
+    document = read_list(operation, kind, source, local, ids_only=request.shows_ids_only)
     request.print(document, empty=f"no {view.rows}", now=document.observed_at)
 
 
@@ -187,6 +188,12 @@ class ListRequest(NamedTuple, Generic[R]):
         if options.sort_by and key not in view.sort_keys:
             raise UsageError(f"--sort-by {options.sort_by}: unknown key; keys: {', '.join(view.sort_keys)}")
         return cls(view, options, tuple(_condition(view, each) for each in options.filters))
+
+    @property
+    def shows_ids_only(self) -> bool:
+        """Whether ids or names of all rows are shown, and no other property of a row is used."""
+        options = self.options
+        return (options.quiet or options.form == "name") and not self.conditions and not options.sort_by
 
     def print(self, document: Document, *, empty: str, now: datetime) -> None:
         """Print a document in the requested form.

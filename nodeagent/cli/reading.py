@@ -22,6 +22,7 @@ from nodeagent.api.common import Document, encode
 from nodeagent.cli import control_client
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.options import OPTIONS, Source
+from nodeagent.record import replace
 
 if TYPE_CHECKING:
     import asyncio
@@ -168,9 +169,14 @@ def read_node(source: Source, local: ReadNode[D]) -> D:
     return run_with_agent(load_settings(source.config, source.overrides), local)
 
 
-def read_preview(source: Source, local: Callable[[Previews], Coroutine[Any, Any, D]]) -> D:
-    """Read the node for a preview and return the document of ``local``; result and errors as ``read_node``."""
+def read_preview(source: Source, local: Callable[[Previews], Coroutine[Any, Any, D]], *, with_sizes: bool = True) -> D:
+    """Read the node for a preview and return the document of ``local``; result and errors as ``read_node``.
+
+    Without sizes the runtime is read by CRI alone, since the layers of images take a call per layer.
+    """
     settings = load_settings(source.config, source.overrides)
+    if not with_sizes:
+        settings = replace(settings, containerd_api=False)
 
     async def observe() -> D:
         from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import

@@ -146,6 +146,29 @@ async def test_table_of_the_daemon_equals_that_of_a_direct_reading(
     assert shown[0] == shown[1]
 
 
+@pytest.mark.parametrize("form", [("-q",), ("-o", "name")])
+@pytest.mark.parametrize(("words", "field"), [("images", "images"), ("containers", "containers"), ("pods", "pods")])
+async def test_ids_and_names_of_a_direct_reading_are_listed_by_cri_alone(
+    node: Node, capsys: pytest.CaptureFixture[str], words: str, field: str, form: tuple[str, ...]
+) -> None:
+    _, served, _ = await say(capsys, words, *form)
+    rows = json.loads((await say(capsys, words, "-o", "json"))[1])[field]
+    node.faults.calls.clear()
+    assert (await say(capsys, words, *form, "--direct"))[1] == served
+    assert len(served.splitlines()) == len(rows) > 0
+    assert not [each for each in node.faults.calls if "." in each.method]  # of containerd's own services
+
+
+@pytest.mark.parametrize("options", [("--sort-by", "size"), ("--filter", "verdict=keep")])
+async def test_selected_ids_of_a_direct_reading_use_the_records_of_containerd(
+    node: Node, capsys: pytest.CaptureFixture[str], options: tuple[str, str]
+) -> None:
+    _, served, _ = await say(capsys, "images", "-q", *options)
+    node.faults.calls.clear()
+    assert (await say(capsys, "images", "-q", *options, "--direct"))[1] == served
+    assert any("." in each.method for each in node.faults.calls)  # of containerd's own services
+
+
 @pytest.mark.parametrize("words", READING)
 async def test_member_is_answered_by_the_daemon(
     node: Node, asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str
