@@ -42,7 +42,7 @@ pytestmark = pytest.mark.real
 BANDS = (0, 1000, 100_000, 2_000_000_000)
 AT_ONCE, TWO_SECONDS, IGNORES = "now", "slow", "deaf"
 WITHIN_S = 120.0
-_WRITE = "w() { until read up rest < /proc/uptime; do :; done; echo $1 $up; }; "  # a signal interrupts read
+_WRITE = "w() { until read up rest < /proc/uptime && [ $up ]; do :; done; echo $1 $up; }; "  # a signal interrupts read
 _WAIT = " TERM; w up; while :; do sleep 1000 & wait $!; done"
 _SCRIPTS = {
     AT_ONCE: f"{_WRITE} trap 'w term; w exit; exit 0' {_WAIT}",

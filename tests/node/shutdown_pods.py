@@ -20,7 +20,8 @@ AT_ONCE, TWO_SECONDS, LONG, IGNORES = "now", "slow", "long", "deaf"
 LONG_S = 10
 EXIT = "exit-0"
 _TIMES = "/var/lib/pod-times"  # not the pod log: log lines are lost while containerd restarts
-_WRITE = "write() { until read up rest < /proc/uptime; do :; done; echo $1 $up >> /times/$0; }; "  # signals end read
+# A signal interrupts read.
+_WRITE = "write() { until read up rest < /proc/uptime && [ $up ]; do :; done; echo $1 $up >> /times/$0; }; "
 _ENDS_AFTER_S: dict[str, float | None] = {AT_ONCE: 0, TWO_SECONDS: 2, LONG: LONG_S, IGNORES: None}
 
 
