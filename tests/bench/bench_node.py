@@ -44,7 +44,8 @@ def daemon(config: str, timings: Path) -> None:
         run(handle)
         used_s = time.thread_time() - began_s
         if used_s >= _SHOWN_FROM_S:
-            taken.append((used_s, repr(handle)[:160]))
+            owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]  # noqa: SLF001
+            taken.append((used_s, str(owner.get_coro() if isinstance(owner, asyncio.Task) else owner)[:100]))
 
     asyncio.Handle._run = measured  # type: ignore[method-assign, assignment]  # noqa: SLF001
     from nodeagent.cli.start import main  # noqa: PLC0415
