@@ -8,14 +8,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.guarded_call import KERNEL_THREADS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GROWTH_MIB: Final = 3.0
 """Maximum growth of resident memory, in MiB."""
 
-THREADS_MAX: Final = 9 + min(32, (os.cpu_count() or 1) + 4)
-"""Maximum number of threads: workers of the event loop, which start on first use, and threads of gRPC and the loops.
+THREADS_MAX: Final = 12 + KERNEL_THREADS + min(32, (os.cpu_count() or 1) + 4)
+"""Maximum number of threads: workers of the event loop, which start on first use, threads of kernel files, eight of
+gRPC and the loops, and four of guarded calls.
 
 A larger number up to this maximum does not count as growth: a worker is started when all other workers are busy,
 possibly after hours.
