@@ -29,11 +29,13 @@ CONTROL = "control.sock"
 
 
 @contextmanager
-def runtime(directory: Path, images: int = IMAGES) -> Iterator[Path]:
+def runtime(
+    directory: Path, images: int = IMAGES, layers: int = LAYERS, containers: int = CONTAINERS
+) -> Iterator[Path]:
     """Serve the simulated node; yield the path of a configuration file for it."""
     socket = directory / "runtime.sock"
     command = [sys.executable, "-m", "tests.sim", "--socket", str(socket), "--root", str(directory)]
-    sizes = ["--images", str(images), "--layers", str(LAYERS), "--containers", str(CONTAINERS)]
+    sizes = ["--images", str(images), "--layers", str(layers), "--containers", str(containers)]
     with subprocess.Popen([*command, *sizes], stdout=subprocess.DEVNULL) as process:
         try:
             poll("the simulated runtime serves", socket.exists, timeout_s=30)

@@ -1,7 +1,7 @@
 """Memory, processor time and event loop of a daemon with the default configuration on a large node.
 
-The runtime is simulated in a separate process. The daemon runs in a process whose event loop measures the thread CPU
-time of every callback. A client asks for ``/v1/version`` several times a second, from the start of the daemon on.
+The runtime is simulated in a separate process. The thread CPU time of every callback of the daemon's event loop is
+measured. A client asks for ``/v1/version`` several times a second, from the start of the daemon on.
 
     python -m tests.bench.bench_node [--containers N] [--seconds N]
 """
@@ -23,9 +23,9 @@ import psutil
 
 from nodeagent.api.client import ControlClient
 from nodeagent.errors import NodeAgentError
-from tests.support.reclaim import poll
+from tests.bench.bench_agent import CONTROL, runtime
 
-IMAGES, CONTAINERS = 1_000, 20_000
+IMAGES, LAYERS, CONTAINERS = 1_000, 4, 20_000
 RESIDENT_MIB, CALLBACK_S, ANSWER_S, CPU_PERCENT = 230.0, 0.1, 0.5, 5.0
 _LONGEST: Final = 8
 _SHOWN_FROM_S: Final = 0.02
@@ -82,23 +82,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(directory: Path, containers: int, seconds: float) -> int:
-    runtime, control, config, timings = (directory / each for each in ("runtime", "control", "config.toml", "timings"))
-    lines = [
-        'role = "standalone"',
-        f"[runtime]\nendpoint = {json.dumps(f'unix://{runtime}')}",
-        f"[state]\ndirectory = {json.dumps(str(directory / 'state'))}",
-        f"[control]\nsocket = {json.dumps(str(control))}",
-    ]
-    config.write_text("\n".join(lines) + "\n")
-    sizes = ["--images", str(IMAGES), "--layers", "4", "--containers", str(containers)]
-    serve = [sys.executable, "-m", "tests.sim", "--socket", str(runtime), "--root", str(directory), *sizes]
-    words = [sys.executable, "-m", "tests.bench.bench_node", "--daemon", str(config), str(timings)]
+    timings = directory / "timings"
     answers: list[float] = []
-    with subprocess.Popen(serve, stdout=subprocess.DEVNULL) as server:
-        poll("the simulated runtime serves", runtime.exists, timeout_s=300)
+    with runtime(directory, IMAGES, LAYERS, containers) as config:
+        words = [sys.executable, "-m", "tests.bench.bench_node", "--daemon", str(config), str(timings)]
         with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
             stop = threading.Event()
-            client = threading.Thread(target=_ask, args=(control, answers, stop))
+            client = threading.Thread(target=_ask, args=(directory / CONTROL, answers, stop))
             client.start()
             done, log = 0, process.stderr
             assert log is not None
@@ -118,7 +108,6 @@ def _measure(directory: Path, containers: int, seconds: float) -> int:
             resident_mib = watched.memory_info().rss / 2**20
             process.terminate()
             drain.join()
-        server.terminate()
     percent = 100 * (after.user + after.system - before.user - before.system) / passed_s
     callbacks = json.loads(timings.read_text())
     print(f"{containers} containers, default configuration, for {seconds:.0f} s after the first passes")
