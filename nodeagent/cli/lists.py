@@ -59,7 +59,7 @@ def list_pods(source: Source, options: ListOptions) -> None:
     _print("PodList", lists.Pods, PODS, source, options, _pods)
 
 
-def read_list(operation: str, kind: type[D], source: Source, local: ReadPreviews[D], *, ids_only: bool = False) -> D:
+def read_list(operation: str, kind: type[D], source: Source, local: ReadPreviews[D], *, with_sizes: bool = True) -> D:
     """Return the document of an operation, from the daemon or else created by ``local``.
 
     Args:
@@ -67,10 +67,10 @@ def read_list(operation: str, kind: type[D], source: Source, local: ReadPreviews
         kind: type of the document.
         source: source of the document.
         local: creates the document without a daemon.
-        ids_only: whether only ids and names of the rows are shown, which then are read without sizes.
+        with_sizes: whether the sizes of layers are read, which ids and names of the rows do not need.
     """
     answer = ask(operation, kind, {}, source)
-    return read_preview(source, local, with_sizes=not ids_only) if answer is None else answer
+    return read_preview(source, local, with_sizes=with_sizes) if answer is None else answer
 
 
 def _print(
@@ -82,7 +82,7 @@ def _print(
     local: ReadPreviews[L],
 ) -> None:
     request = ListRequest.of(view, options)
-    document = read_list(operation, kind, source, local, ids_only=request.shows_ids_only)
+    document = read_list(operation, kind, source, local, with_sizes=not request.shows_ids_only)
     request.print(document, empty=f"no {view.rows}", now=document.observed_at)
 
 
