@@ -85,9 +85,13 @@ class _Commands(Mapping[str, Any]):
         return len(_COMMANDS)
 
 
+def _declared(entry: _Entry) -> Any:  # noqa: ANN401 - a function or a typer.Typer
+    return getattr(import_module(f"nodeagent.cli.commands.{entry.module}"), entry.name)
+
+
 @cache
 def _command(name: str, entry: _Entry) -> Any:  # noqa: ANN401 - typer has no public type for commands
-    found = getattr(import_module(f"nodeagent.cli.commands.{entry.module}"), entry.name)
+    found = _declared(entry)
     part = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     if isinstance(found, typer.Typer):
         part.add_typer(found, name=name, rich_help_panel=entry.panel)
@@ -102,6 +106,11 @@ class _Program(CommandGroup):
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - options of typer's group
         super().__init__(**options)
         self.commands = _Commands()  # type: ignore[assignment]  # never changed
+
+    def describe(self, name: str) -> tuple[str, str]:
+        """Return the panel and the description of a command; the options of a single command are not prepared."""
+        found = _declared(_COMMANDS[name])
+        return super().describe(name) if isinstance(found, typer.Typer) else (_COMMANDS[name].panel, found.__doc__)
 
 
 app = typer.Typer(

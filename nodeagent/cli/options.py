@@ -47,8 +47,6 @@ class CommandGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - types of a module private to typer
         """Return a command by name, with its examples; ``None`` for an unknown command."""
         command = super().get_command(ctx, cmd_name)
-        if command is not None and command.help and command.short_help is None:
-            command.short_help = command.help.partition("\n")[0].removesuffix(".")
         examples = example_text(" ".join((*ctx.command_path.split()[1:], cmd_name)))
         if command is not None and examples and not (command.epilog or "").startswith(examples):
             command.epilog = f"{examples}\n\n{command.epilog or ''}".rstrip()
@@ -62,15 +60,20 @@ class CommandGroup(TyperGroup):
             error.message = _worded(error.message)
             raise
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - types of a module private to typer
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002 - types of a module private to typer
         """Write the commands grouped by panel, with unabridged summaries."""
         panels: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            panels.setdefault(command.rich_help_panel or "Commands", []).append((name, command.short_help or ""))
+        for name in self.commands:
+            title, text = self.describe(name)
+            panels.setdefault(title, []).append((name, text.strip().partition("\n")[0].removesuffix(".")))
         for title, rows in panels.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+    def describe(self, name: str) -> tuple[str, str]:
+        """Return the panel and the description of a command."""
+        command: Any = self.commands[name]
+        return command.rich_help_panel or "Commands", command.help or ""
 
 
 def command_group(text: str, *, epilog: str | None = None) -> typer.Typer:

@@ -71,6 +71,7 @@ def test_summaries_of_all_groups_are_on_one_line_at_80_columns() -> None:
         for name in group.list_commands(context):
             command: Any = group.get_command(context, name)
             if not command.hidden:
-                assert any(line.startswith(f"{name} ") and line.endswith(command.short_help) for line in lines), (
-                    f"{context.command_path} {name}: {command.short_help}"
+                summary = command.help.partition("\n")[0].removesuffix(".")
+                assert any(line.startswith(f"{name} ") and line.endswith(summary) for line in lines), (
+                    f"{context.command_path} {name}: {summary}"
                 )
