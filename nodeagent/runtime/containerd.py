@@ -382,10 +382,7 @@ class ContainerdClient:
         self._reuses_lists = reuses_lists
         self.namespace = NAMESPACE
         self._containers = LongList(connection, _CONTAINERS, _CONTAINERS_STREAMED)
-        # an image has three small name records, so that the names of small nodes are cached too
-        self._images = DecodeCache(
-            attrgetter("images"), decode_stored_image, key=attrgetter("name"), from_items=0, reuses=reuses_lists
-        )
+        self._images = DecodeCache(attrgetter("images"), decode_stored_image, reuses=reuses_lists)
         self._blobs: PartCache[content_pb2.ListContentResponse, Blob] = PartCache(reuses=reuses_lists)
         self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, Snapshot]] = {}
 

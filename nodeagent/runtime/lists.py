@@ -1,17 +1,11 @@
 """Lists of the runtime: their decoded values are kept for the next list, and long lists are read in parts.
 
-The comparison with the previous listing ignores the order of map entries, which differs between two answers of a
-runtime written in Go. First the whole answer is compared, then each item, since containerd lists its objects in the
-random order of a hash table. The size of a listing determines the data that is kept for the comparison:
-
-- Small listing: digests of the answers and items. The messages, with the objects of their items, would take several
-  times the memory of the values.
-- Medium listing: the messages, since a comparison of messages takes a third of the time of computing digests.
-- Large listing: digests of the items, since the messages would take too much memory.
-
-A listing without any change returns the previous tuple of values, so that results computed from the tuple are reused
-(``nodeagent.last_result``). Rejected: the encoded bytes of an item as its key, since the encoding depends on the order
-of map entries.
+A value is kept under the digest of its message. The digest does not depend on the order of map entries, which differs
+between two answers of a runtime written in Go; the order of the list does not matter either, since containerd lists its
+objects in the random order of a hash table. A listing without any change returns the previous tuple of values, so that
+results computed from the tuple are reused (``nodeagent.last_result``). Rejected: a comparison with the kept messages of
+the previous listing. It takes a third of the time, but the messages take several times the memory of their values, and
+old and new messages are in memory at the same time.
 
 containerd streams the records of a store in the order of their keys, a hundred in each message, and most messages equal
 those of the previous list. Computing the digest of a message takes a tenth of the time of decoding its items. The
@@ -48,9 +42,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from functools import lru_cache
-from itertools import repeat
-from operator import attrgetter, eq
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from hashlib import blake2b
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -61,131 +54,51 @@ from nodeagent.runtime.connection import MAX_ANSWER_BYTES, Metadata, Method, Run
 _DIGEST_BYTES = 16
 
 
-def message_digest(message: Message) -> str:
+def message_digest(message: Message) -> bytes:
     """Return the digest of a message, which does not depend on the order of map entries."""
-    import hashlib  # noqa: PLC0415 - loads OpenSSL, which one-shot commands do not need
-
-    encoded = message.SerializeToString(deterministic=True)
-    return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).hexdigest()
+    return blake2b(message.SerializeToString(deterministic=True), digest_size=_DIGEST_BYTES).digest()
 
 
 Answer = TypeVar("Answer", bound=Message)
 Item = TypeVar("Item", bound=Message)
 Value = TypeVar("Value")
 
-CACHED_FROM_ITEMS: Final = 10
-"""Minimum number of items in a listing whose decoded values are kept for the next listing."""
-
-MESSAGES_FROM_BYTES: Final = 1 << 20
-"""Minimum encoded size of a listing whose messages are kept."""
-
-MESSAGES_UP_TO_BYTES: Final = 32 << 20
-"""Maximum encoded size of a listing whose messages are kept; the messages take about 1.5 times that size in memory.
-
-After a listing compared by digests, the minimum is doubled and the maximum halved. Otherwise a listing with a size near
-a limit would switch between digests and messages, and each switch decodes all items again.
-"""
-
-_ID: Final[Callable[[Any], str]] = attrgetter("id")
-
-
-class _Known(Generic[Answer, Item, Value]):
-    """Values of a listing, with the messages or the digests for the comparison with the next listing.
-
-    Attributes:
-        by_digest: whether the listing was compared by digests.
-        size_bytes: encoded size of the listing.
-        values: the decoded values, in the order of the listing.
-        parts: the message of each part with the position of its first item; with ``by_digest`` the digest of the part
-            instead of the message, empty if the previous listing was not small.
-        ids: ids of the items; with ``by_digest`` digests of the items.
-        items: the items; empty with ``by_digest``.
-        sizes: encoded sizes of the items.
-    """
-
-    def __init__(self, *, by_digest: bool) -> None:
-        self.by_digest = by_digest
-        self.size_bytes = 0
-        self.values: list[Value] = []
-        self.parts: list[tuple[Answer | str, int]] = []
-        self.ids: list[str] = []
-        self.items: list[Item] = []
-        self.sizes: list[int] = []
-        self._positions: dict[str, int] | None = None
-        self._result: tuple[Value, ...] | None = None
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the listing is too small for a comparison by messages."""
-        return self.size_bytes < (2 * MESSAGES_FROM_BYTES if self.by_digest else MESSAGES_FROM_BYTES)
-
-    @property
-    def is_large(self) -> bool:
-        """Whether the listing is too large for a comparison by messages, which would take too much memory."""
-        return self.size_bytes > (MESSAGES_UP_TO_BYTES // 2 if self.by_digest else MESSAGES_UP_TO_BYTES)
-
-    @property
-    def positions(self) -> dict[str, int]:
-        """Position by id; the last position of a repeated id."""
-        if self._positions is None:
-            self._positions = dict(zip(self.ids, range(len(self.ids)), strict=True))
-        return self._positions
-
-    @property
-    def result(self) -> tuple[Value, ...]:
-        """The values as a tuple, the same object at each access."""
-        if self._result is None:
-            self._result = tuple(self.values)
-        return self._result
-
-    def end_of(self, part: int) -> int:
-        """Return the position after the last item of a part."""
-        return self.parts[part + 1][1] if part + 1 < len(self.parts) else len(self.values)
-
-    def drop_messages(self) -> None:
-        """Release the memory of the messages; the next listing is compared by digests."""
-        self.parts.clear()
-        self.items.clear()
-
 
 class DecodeCache(Generic[Answer, Item, Value]):
-    """Cache of the decoded values of the previous listing, by message content. Values are immutable."""
+    """Cache of the decoded values of the previous listing, by the digests of their messages. Values are immutable.
+
+    Attributes:
+        items_of: returns the items of an answer.
+        decode: decoder of one item.
+        reuses: whether values are kept for the next listing; false for a process that lists once.
+    """
 
     def __init__(
-        self,
-        items_of: Callable[[Answer], Collection[Item]],
-        decode: Callable[[Item], Value],
-        key: Callable[[Item], str] = _ID,
-        from_items: int | None = None,
-        *,
-        reuses: bool = True,
+        self, items_of: Callable[[Answer], Collection[Item]], decode: Callable[[Item], Value], *, reuses: bool = True
     ) -> None:
-        """Create an empty cache.
-
-        Args:
-            items_of: returns the items of an answer.
-            decode: decoder of one item.
-            key: returns the unique id of an item.
-            from_items: minimum number of items for which values are kept; ``None`` for :data:`CACHED_FROM_ITEMS`.
-            reuses: whether values are kept for the next listing; false for a process that lists once.
-        """
+        """Create an empty cache."""
         self.items_of = items_of
         self.decode = decode
-        self.key = key
-        self.from_items = from_items
         self.reuses = reuses
-        self.known: _Known[Answer, Item, Value] = _Known(by_digest=True)
+        self.known: _Decoded[Value] = _Decoded({}, ())
 
     def start(self) -> CachedList[Answer, Item, Value]:
         """Return a new listing without parts."""
         return CachedList(self)
 
     async def read(self, parts: AsyncIterator[Answer]) -> tuple[Value, ...]:
-        """Return the values of a listing from its parts; see :meth:`Listing.finish`."""
+        """Return the values of a listing from its parts; see :meth:`CachedList.finish`."""
         listing = self.start()
         async for part in parts:
             await compute(len(self.items_of(part)), listing.add, part)
-        return await compute(listing.count, listing.finish)
+        return listing.finish()
+
+
+class _Decoded(NamedTuple, Generic[Value]):
+    """Values of a finished listing, by the digests of their messages and in the order of the listing."""
+
+    by_digest: dict[bytes, Value]
+    values: tuple[Value, ...]
 
 
 class CachedList(Generic[Answer, Item, Value]):
@@ -194,127 +107,32 @@ class CachedList(Generic[Answer, Item, Value]):
     def __init__(self, cache: DecodeCache[Answer, Item, Value]) -> None:
         """Start a listing without parts."""
         self._cache = cache
-        by_digest = cache.known.is_small or cache.known.is_large
-        is_comparable = cache.known.by_digest is by_digest
-        self._previous = cache.known if is_comparable else _Known[Answer, Item, Value](by_digest=by_digest)
-        self._listed = _Known[Answer, Item, Value](by_digest=by_digest)
-        self._all_unchanged = True
-        self._same_order = True
-
-    @property
-    def count(self) -> int:
-        """Number of items so far."""
-        return len(self._listed.values)
+        self._previous = cache.known
+        self._by_digest: dict[bytes, Value] = {}
+        self._values: list[Value] = []
 
     def add(self, answer: Answer) -> None:
         """Decode the changed items of one part."""
+        items, decode = list(self._cache.items_of(answer)), self._cache.decode
         if not self._cache.reuses:
-            self._listed.values += map(self._cache.decode, self._cache.items_of(answer))
+            self._values += map(decode, items)
             return
-        if self._listed.by_digest:
-            self._add_by_digest(answer)
-            return
-        if not self._add_same_part(answer):
-            self._add_items(answer)
-        if self._listed.is_large:
-            self._listed.drop_messages()
+        digests = list(map(message_digest, items))  # map takes half the time of a loop over the items
+        values = list(map(self._previous.by_digest.get, digests))
+        decoded = [decode(item) if value is None else value for item, value in zip(items, values, strict=True)]
+        self._by_digest.update(zip(digests, decoded, strict=True))
+        self._values += decoded
 
     def finish(self) -> tuple[Value, ...]:
         """Return the values of all parts; for an unchanged listing the previous tuple, in the previous order."""
-        previous, listed = self._previous, self._listed
-        if not self._cache.reuses:
-            return listed.result
-        fewest = self._cache.from_items
-        if len(listed.values) < (CACHED_FROM_ITEMS if fewest is None else fewest):
-            self._cache.known = _Known(by_digest=True)
-        elif self._all_unchanged and len(listed.values) == len(previous.values) and self._has_same_items():
-            self._cache.known = previous
-            return previous.result
-        else:
-            self._cache.known = listed
-        return listed.result
-
-    def _has_same_items(self) -> bool:
-        """Return whether the listing has exactly the previous items.
-
-        The caller has checked that every item equals a previous item, and that the number of items is equal.
-        """
-        listed, previous = self._listed, self._previous
-        if self._same_order and (not listed.by_digest or listed.ids == previous.ids):
-            return True
-        return len(set(listed.ids)) == len(previous.positions) == len(listed.values)
-
-    def _add_same_part(self, part: Answer | str) -> bool:
-        """Reuse the items of the previous part at this position if the parts are equal; return whether they are equal.
-
-        The previous message replaces the equal new message, so that only one message takes memory.
-        """
-        previous, start, number = self._previous, len(self._listed.values), len(self._listed.parts)
-        if number >= len(previous.parts):
-            return False
-        before, position = previous.parts[number]
-        if position != start or before != part:
-            return False
-        end = previous.end_of(number)
-        self._extend(
-            before,
-            previous.ids[start:end],
-            previous.items[start:end],
-            previous.values[start:end],
-            previous.sizes[start:end],
-        )
-        return True
-
-    def _add_items(self, answer: Answer) -> None:
-        """Add a part; decode each item that differs from the previous item with its id."""
-        previous, start = self._previous, len(self._listed.values)
-        items = list(self._cache.items_of(answer))
-        # map takes a third of the time of a loop over the items
-        ids: list[str] = list(map(self._cache.key, items))
-        if ids == previous.ids[start : start + len(ids)]:
-            positions = list(range(start, start + len(ids)))
-        else:
-            positions = list(map(previous.positions.get, ids, repeat(-1)))
-            self._same_order = False
-        earlier: list[Item | None] = [*previous.items, None]  # index -1 is for a new id
-        unchanged = list(map(eq, items, map(earlier.__getitem__, positions)))
-        if all(unchanged):
-            values = list(map(previous.values.__getitem__, positions))
-            sizes = list(map(previous.sizes.__getitem__, positions))
-        else:
-            self._all_unchanged = False
-            decode, rows = self._cache.decode, list(zip(items, positions, unchanged, strict=True))
-            values = [previous.values[at] if is_kept else decode(item) for item, at, is_kept in rows]
-            sizes = [previous.sizes[at] if is_kept else item.ByteSize() for item, at, is_kept in rows]
-        # new items replace equal previous items, since an item prevents the release of its whole answer from memory
-        self._extend(answer, ids, items, values, sizes)
-
-    def _extend(
-        self, answer: Answer | str, ids: list[str], items: list[Item], values: list[Value], sizes: list[int]
-    ) -> None:
-        listed = self._listed
-        listed.parts.append((answer, len(listed.values)))
-        listed.ids += ids
-        listed.items += items
-        listed.values += values
-        listed.sizes += sizes
-        listed.size_bytes += sum(sizes)
-
-    def _add_by_digest(self, answer: Answer) -> None:
-        """Add a part; decode each item with a digest that is not in the previous listing."""
-        previous = self._previous
-        part = message_digest(answer) if previous.is_small else ""
-        if part and self._add_same_part(part):
-            return
-        items = list(self._cache.items_of(answer))
-        ids = list(map(message_digest, items))
-        positions = list(map(previous.positions.get, ids))
-        values = [
-            self._cache.decode(item) if at is None else previous.values[at]
-            for item, at in zip(items, positions, strict=True)
-        ]
-        self._all_unchanged = self._all_unchanged and None not in positions
-        self._extend(part, ids, [], values, [item.ByteSize() for item in items])
+        previous, count = self._previous, len(self._values)
+        is_unchanged = count == len(previous.values) == len(self._by_digest)  # otherwise an item is listed twice
+        if count and is_unchanged and self._by_digest.keys() == previous.by_digest.keys():
+            return previous.values
+        values = tuple(self._values)
+        if self._cache.reuses:
+            self._cache.known = _Decoded(self._by_digest, values)
+        return values
 
 
 Part = TypeVar("Part", bound=Message)
@@ -322,7 +140,7 @@ Entry = TypeVar("Entry")
 
 
 class _DecodedPart(NamedTuple, Generic[Entry]):
-    digest: str
+    digest: bytes
     entries: dict[str, Entry]
 
 
@@ -353,7 +171,7 @@ class PartListing(Generic[Part, Entry]):
     def add(self, part: Part, decode: Callable[[Part], dict[str, Entry]]) -> None:
         """Add a part; ``decode`` returns entries by key, and is called unless the previous part here is equal."""
         number = len(self._parts)
-        digest = message_digest(part) if self._cache.reuses else ""
+        digest = message_digest(part) if self._cache.reuses else b""
         if number < len(self._previous) and self._previous[number].digest == digest:
             self._parts.append(self._previous[number])
         else:

@@ -411,6 +411,8 @@ def images_named(texts: Sequence[str], images: Sequence[Image], index: ImageInde
     A text matches by reference, by id or as a protection rule. ``ALL_IMAGES``, and a rule that only an earlier version
     accepted, such as an expression with look-ahead or a longer pattern, match every image.
     """
+    if not texts:  # as on most nodes: no image has to be compared
+        return {}
     every, rules = len(texts), []
     for place, text in enumerate(texts):
         try:

@@ -250,8 +250,7 @@ async def test_answer_above_64_mib_is_read(tmp_path: Path) -> None:
         assert 64 << 20 < size_bytes < MAX_ANSWER_BYTES
 
 
-async def test_unchanged_items_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "CACHED_FROM_ITEMS", 10)
+async def test_unchanged_items_are_decoded_once(tmp_path: Path) -> None:
     async with served(tmp_path, streams=False) as (server, cri, _):
         before = {each.id: each for each in await cri.list_containers()}
         changed = next(each for each in server.node.containers.values() if each.running)
@@ -261,18 +260,7 @@ async def test_unchanged_items_are_decoded_once(tmp_path: Path, monkeypatch: pyt
         assert after[changed.id] != before[changed.id]
 
 
-async def test_small_lists_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "CACHED_FROM_ITEMS", 1000)
-    async with served(tmp_path, streams=False) as (_, cri, _):
-        before, after = await cri.list_containers(), await cri.list_containers()
-        assert before == after
-        assert not any(first is second for first, second in zip(before, after, strict=True))
-
-
-async def test_runtime_that_alternates_its_lists_is_believed_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lists, "CACHED_FROM_ITEMS", 10)
+async def test_runtime_that_alternates_its_lists_is_believed_each_time(tmp_path: Path) -> None:
     turns = iter(range(100))
 
     def alternate(response: Message) -> Message:
