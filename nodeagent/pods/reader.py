@@ -29,7 +29,7 @@ from nodeagent.pods import usage as pod_usage
 from nodeagent.pods.plan.facts import group_pods, ignored_marks, merge_facts, qos_of_cgroup, shutdown_pods
 from nodeagent.pods.sources import PodDefinitions
 from nodeagent.record import Record, replace
-from nodeagent.runtime.connection import gather_all
+from nodeagent.runtime.connection import gather_all, run_bounded
 from nodeagent.runtime.lists import is_too_large
 
 if TYPE_CHECKING:
@@ -84,17 +84,15 @@ class RuntimeDetails:
         """
         self._drop_removed({each.id for each in sandboxes} | {each.id for each in containers})
         active = active_sandboxes(sandboxes, containers)
-        slots = asyncio.Semaphore(_CONCURRENCY)
         failed: list[str] = []
 
         async def attempt(read: Callable[[], Awaitable[None]]) -> None:
-            async with slots:
-                try:
-                    await read()
-                except RuntimeNotFoundError:
-                    return
-                except RuntimeRequestError as error:
-                    failed.append(str(error))
+            try:
+                await read()
+            except RuntimeNotFoundError:
+                return
+            except RuntimeRequestError as error:
+                failed.append(str(error))
 
         missing = [
             *(
@@ -112,7 +110,7 @@ class RuntimeDetails:
             return
         try:
             async with asyncio.timeout(_WITHIN_S):
-                await asyncio.gather(*map(attempt, missing))
+                await run_bounded(attempt, missing, _CONCURRENCY)
         except TimeoutError:
             failed.append(f"no answer in {_WITHIN_S:g} s")
         if failed:
@@ -370,18 +368,33 @@ class PodReader:
         if with_disk and self._exited_layers is not None:
             stats = {**(stats or {}), **await pod_usage.measure_missing(pods, stats or {}, self._exited_layers.measure)}
             exited = await self._exited_layers.read(pods, stats or {})
+        fill = not self._cgroups.has_memory
+        make = partial(_with_disk, fill_memory=fill, lower_bounds=lower_bounds)
+        return await compute(len(handles), make, pods, readings, stats, disk, exited)
+
+
+def _with_disk(  # noqa: PLR0913 - the readings
+    pods: Sequence[RuntimePod],
+    readings: Mapping[str, PodReading],
+    stats: Mapping[str, ContainerUsage] | None,
+    disk: pod_usage.DiskUsage,
+    exited: Mapping[str, tuple[LayerUsage, ...]],
+    *,
+    fill_memory: bool,
+    lower_bounds: frozenset[str],
+) -> dict[str, PodReading]:
+    """Return a reading of every pod, by UID, with the statistics of its containers and its disk usage."""
+    found = {}
+    for pod in pods:
+        reading = readings.get(pod.uid, PodReading())
         if stats is not None:
-            fill = not self._cgroups.has_memory
-            for pod in pods:
-                reading = readings.get(pod.uid, PodReading())
-                reading = pod_usage.with_stats(reading, pod, stats, fill_memory=fill, lower_bounds=lower_bounds)
-                readings[pod.uid] = pod_usage.with_layers(reading, pod, stats, disk.devices, lower_bounds)
-        for pod in pods:
-            reading = pod_usage.with_disk_usage(readings.get(pod.uid, PodReading()), disk.pods.get(pod.uid))
-            unknown = (LayerUsage(pod_usage.AT_LEAST_ZERO),) if pod.has_oversized_status else ()
-            further = (*disk.image_volumes(pod.uid), *exited.get(pod.uid, ()), *unknown)
-            readings[pod.uid] = pod_usage.with_further_layers(reading, further)
-        return {pod.uid: readings[pod.uid] for pod in pods}
+            reading = pod_usage.with_stats(reading, pod, stats, fill_memory=fill_memory, lower_bounds=lower_bounds)
+            reading = pod_usage.with_layers(reading, pod, stats, disk.devices, lower_bounds)
+        reading = pod_usage.with_disk_usage(reading, disk.pods.get(pod.uid))
+        unknown = (LayerUsage(pod_usage.AT_LEAST_ZERO),) if pod.has_oversized_status else ()
+        further = (*disk.image_volumes(pod.uid), *exited.get(pod.uid, ()), *unknown)
+        found[pod.uid] = pod_usage.with_further_layers(reading, further)
+    return found
 
 
 def make_pod_reader(  # noqa: PLR0913 - the sources of a reader

@@ -25,6 +25,7 @@ from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
+from nodeagent.guarded_call import compute
 from nodeagent.record import Record
 from nodeagent.runtime.connection import CONTAINERD_SERVICES as _SERVICES, Method, Request, Response, RuntimeConnection
 from nodeagent.runtime.lists import DecodeCache, LongList, PartCache
@@ -159,6 +160,14 @@ class Ingest(Record):
     """
 
     expected: str
+
+
+def decode_stored_containers(message: containers_pb2.ListContainersResponse) -> list[StoredContainer]:
+    """Return the container records in a message."""
+    return [
+        StoredContainer(each.id, each.image, each.snapshotter, each.snapshot_key, dict(each.labels))
+        for each in message.containers
+    ]
 
 
 def decode_stored_image(message: images_pb2.Image) -> StoredImage:
@@ -613,10 +622,7 @@ class ContainerdClient:
         """Return every container record, including records of sandboxes."""
         found: list[StoredContainer] = []
         async for part in self._containers.read(containers_pb2.ListContainersRequest(), metadata=self._metadata()):
-            found += [
-                StoredContainer(each.id, each.image, each.snapshotter, each.snapshot_key, dict(each.labels))
-                for each in part.containers
-            ]
+            found += await compute(len(part.containers), decode_stored_containers, part)
         return tuple(found)
 
     async def list_leases(self) -> tuple[ContentLease, ...]:

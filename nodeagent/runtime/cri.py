@@ -15,6 +15,7 @@ from typing import Final
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
+from nodeagent.guarded_call import compute
 from nodeagent.model.node import RuntimeInfo
 from nodeagent.model.pods import ContainerTraits
 from nodeagent.model.runtime import LABEL_POD_UID, Container, ContainerState, Image, Sandbox
@@ -598,8 +599,9 @@ class CriClient:
                 raise
             ids = [each.id for each in await self.list_containers()] if only is None else sorted(only)
             answers = await run_bounded(self._list_stats, ids)
-        usages = (decode_container_usage(each) for answer in answers for each in answer.stats)
-        return tuple(each for each in usages if only is None or each.container_id in only)
+        stats = [each for answer in answers for each in answer.stats]
+        usages = await compute(len(stats), lambda: tuple(map(decode_container_usage, stats)))
+        return usages if only is None else tuple(each for each in usages if each.container_id in only)
 
     async def _change(
         self, method: Method[Request, Response], request: Request, target: str, deadline_s: float | None = None

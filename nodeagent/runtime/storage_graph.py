@@ -21,6 +21,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
+from nodeagent.guarded_call import compute
 from nodeagent.model.runtime import (
     Container,
     ContainerState,
@@ -297,7 +298,8 @@ class LayerCache:
         layout = self._layout
         if layout is None or not _is_valid(layout, inventory, images):
             layout = self._layout = await self._lay_out(client, inventory, tuple(images))
-        others = _other_references(layout, inventory)
+        count = len(containers)
+        others = await compute(count, _other_references, layout, inventory)
         unreferenced = inventory.stored.existing.difference(
             layout.index, *(nodes for kind, nodes in others if kind is not _FOREIGN)
         )
@@ -312,7 +314,7 @@ class LayerCache:
         pending = {node: size for node, size in sizes.items() if node not in undoable}
         return replace(
             _with_references(layout, others),
-            by_container=inventory.references_by_container(layout.index),
+            by_container=await compute(count, inventory.references_by_container, layout.index),
             pending_bytes=sum(pending.values()),
             undo_bytes=sum(undo.values()),
             pending_by_store=sum_by_store(pending),
