@@ -18,7 +18,7 @@ from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.guarded_call import compute
 from nodeagent.model.node import RuntimeInfo
 from nodeagent.model.pods import ContainerTraits
-from nodeagent.model.runtime import LABEL_POD_UID, Container, ContainerState, Image, Sandbox
+from nodeagent.model.runtime import Container, ContainerState, Image, Sandbox
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import Method, Request, Response, RuntimeConnection, run_bounded
@@ -241,8 +241,8 @@ def decode_container(message: api.Container) -> Container:
 
 
 def _texts(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return labels or annotations; equal keys share one text object, as do equal pod UIDs."""
-    return {shared_text(key): shared_text(value) if key == LABEL_POD_UID else value for key, value in entries.items()}
+    """Return labels or annotations; equal texts share one object: most values are equal in many containers."""
+    return {shared_text(key): shared_text(value) for key, value in entries.items()}
 
 
 def decode_container_details(message: api.ContainerStatusResponse) -> ContainerDetails:
