@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tests.bench import (
     bench_agent,
     bench_bulk,
+    bench_commands,
     bench_history,
     bench_kubernetes,
     bench_large,
@@ -37,8 +38,9 @@ MEASUREMENTS: Final[dict[str, Callable[[], object]]] = {
     "Kubernetes": bench_kubernetes.main,
     "start of commands": bench_start.main,
     "bulk removal on a real containerd": bench_bulk.main,
+    "commands beside crictl": lambda: bench_commands.main([]),
 }
-_REQUIRES_ROOT: Final = frozenset({"bulk removal on a real containerd"})
+_REQUIRES_ROOT: Final = frozenset({"bulk removal on a real containerd", "commands beside crictl"})
 
 
 def main() -> int:
