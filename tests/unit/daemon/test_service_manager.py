@@ -20,6 +20,7 @@ from nodeagent.daemon.context import DaemonContext, ReloadEffect
 from nodeagent.daemon.control.server import ControlUnavailableError, refuse_second_agent
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differences, read_again
 from nodeagent.errors import ConfigError, PassBusyError, RuntimeUnavailableError
+from nodeagent.guarded_call import GuardedCall
 from nodeagent.host.lock import daemon_lock
 from nodeagent.host.systemd import Notifier
 from nodeagent.loops.passes import LoopStatuses, PassLock
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
 
     from nodeagent.daemon.context import Reloaded
     from nodeagent.settings.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read configurations under a guard of the test's own: a late reading of an earlier test would refuse all."""
+    monkeypatch.setattr(service, "_CHECK", GuardedCall())
 
 
 @pytest.fixture
