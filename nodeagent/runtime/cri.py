@@ -222,6 +222,10 @@ def decode_stop_signal(message: api.ImageStatusResponse) -> str:
     return _text(_parse_json(message.info.get("info", "")), "imageSpec", "config", "StopSignal")
 
 
+_SHARED_LENGTH: Final = 64
+"""Maximum length of a shared value: long ones, which tenants choose, would remain in memory after their pods."""
+
+
 def decode_container(message: api.Container) -> Container:
     """Return a container without the fields of its status."""
     metadata = message.metadata
@@ -241,8 +245,11 @@ def decode_container(message: api.Container) -> Container:
 
 
 def _texts(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return labels or annotations; equal texts share one object: most values are equal in many containers."""
-    return {shared_text(key): shared_text(value) for key, value in entries.items()}
+    """Return labels or annotations; equal short texts share one object: most values are equal in many containers."""
+    return {
+        shared_text(key): shared_text(value) if len(value) <= _SHARED_LENGTH else value
+        for key, value in entries.items()
+    }
 
 
 def decode_container_details(message: api.ContainerStatusResponse) -> ContainerDetails:

@@ -229,6 +229,18 @@ def test_values_are_those_of_the_decoder_for_all_sequences_of_listings(
         previous = values
 
 
+def test_short_values_are_shared_and_long_ones_are_not_kept() -> None:
+    short, long = "common", "".join(map(chr, range(97, 123))) * 40
+    first, second = (
+        decode_container(each)
+        for each in as_answer(
+            *(listed(number, labels={"short": short}, annotations={"long": long}) for number in range(2))
+        ).containers
+    )
+    assert first.labels["short"] is second.labels["short"]
+    assert first.annotations["long"] is not second.annotations["long"]
+
+
 def test_listing_of_a_cache_without_reuse_is_decoded_again() -> None:
     made = Cache(attrgetter("containers"), decode_container, reuses=False)
     first = read(made, as_answer(listed(1), listed(2)), as_answer(listed(3)))
