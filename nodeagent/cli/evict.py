@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.reading import read, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
-from nodeagent.eviction.documents import EvictionPreview, PodDecision, RankedPodEntry
+from nodeagent.eviction.documents import EvictionPreview, FactDocument, PodDecision, RankedPodEntry
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from nodeagent.cli.options import Source
-    from nodeagent.eviction.documents import FactDocument
     from nodeagent.gc.agent import Agent
 
 _WIDE: Final = 120

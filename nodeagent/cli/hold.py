@@ -13,7 +13,7 @@ from nodeagent.api.common import encode
 from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.cli.control_client import daemon_of
 from nodeagent.cli.display import say, warn
-from nodeagent.cli.listing import HOLDS
+from nodeagent.cli.listing import HOLDS, ListOptions
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.options import Source, duration_s
 from nodeagent.cli.reading import ask, load_settings, read
@@ -28,7 +28,6 @@ from nodeagent.model.runtime import Image
 from nodeagent.units import SystemClock, format_time
 
 if TYPE_CHECKING:
-    from nodeagent.cli.listing import ListOptions
     from nodeagent.gc.agent import Agent
     from nodeagent.model.clock import ClockTrust
     from nodeagent.store.clock_record import ClockReading

@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,7 +26,6 @@ from nodeagent.record import replace
 
 if TYPE_CHECKING:
     import asyncio
-    from contextlib import AbstractAsyncContextManager
 
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.cluster import POD_WATCH
 from nodeagent.cluster.session_task import CHANGE_POLL_S, SessionTask
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, ForeignNodeError, StoreError
-from nodeagent.loops.passes import wait_for_any
+from nodeagent.loops.passes import LoopStatuses, wait_for_any
 from nodeagent.pods.plan import watch
 from nodeagent.pods.watched import WatchedPods, list_address, restore_pods, write_watched_pods
 from nodeagent.record import Record, replace
@@ -22,7 +22,6 @@ from nodeagent.telemetry.logging import StateLog
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.loops.passes import LoopStatuses
     from nodeagent.model.pods import PodSpec
     from nodeagent.settings.settings import Settings
     from nodeagent.units import Clock

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from nodeagent.cluster import NAME
 from nodeagent.cluster.plan.heartbeat import retry_delay_s
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.loops.passes import wait_for_any
+from nodeagent.loops.passes import LoopStatuses, wait_for_any
 
 if TYPE_CHECKING:
     import asyncio
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from nodeagent.cluster.plan.registration import RegistrationPlan
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.kube.api_client import ApiClient, NodeApi
-    from nodeagent.loops.passes import LoopStatuses
     from nodeagent.settings.settings import Settings
     from nodeagent.telemetry.logging import StateLog
 

@@ -10,14 +10,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.eviction.plan.state import EvictionState
-from nodeagent.loops.passes import ShutdownAnnouncement, wait_for_any
+from nodeagent.loops.passes import LoopStatuses, PassLock, ShutdownAnnouncement, wait_for_any
 from nodeagent.loops.reload_grace import BY_RELOAD, ReloadGrace, StoredMode, grace_needed_s
 from nodeagent.pods.role import RoleWatch
 from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import Record
 from nodeagent.runtime.cri import DecodedLists
 from nodeagent.telemetry.counters import Counters
-from nodeagent.units import format_bytes
+from nodeagent.units import Clock, format_bytes
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.preview import PreviewedEviction
     from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.gc.agent import Agent
-    from nodeagent.loops.passes import LoopStatuses, PassLock
     from nodeagent.model.decision import Decision
     from nodeagent.settings.settings import Settings
-    from nodeagent.units import Clock
 
 _SWAP_POLL_S: Final = 0.2
 _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})

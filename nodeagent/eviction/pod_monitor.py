@@ -13,13 +13,12 @@ from nodeagent.eviction.plan.preview import SOONEST_S
 from nodeagent.eviction.plan.ranking import has_limit
 from nodeagent.guarded_call import call_kernel
 from nodeagent.host.cgroups import read_oom_kills
-from nodeagent.model.pods import ContainerHandle
+from nodeagent.model.pods import ContainerHandle, PodInventory
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.eviction.reporting import EvictionReporter
-    from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import PodFacts
     from nodeagent.units import Clock
 

@@ -6,18 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.eviction.plan.effects import pod_fields
+from nodeagent.eviction.plan.effects import Unrelieved, pod_fields
 from nodeagent.eviction.plan.memory_model import explain_difference, find_evidence, is_disputed, lowest_estimate
-from nodeagent.eviction.plan.ranking import estimate_note
+from nodeagent.eviction.plan.ranking import Eviction, estimate_note
 from nodeagent.model.decision import Reason, ReasonCode
 from nodeagent.telemetry.logging import StateLog, stable
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.eviction.plan.effects import Unrelieved
     from nodeagent.eviction.plan.planner import EvictionPlan
-    from nodeagent.eviction.plan.ranking import Eviction
     from nodeagent.eviction.plan.state import Evaluation
     from nodeagent.eviction.plan.thresholds import ThresholdStatus
     from nodeagent.units import Clock

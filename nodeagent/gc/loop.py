@@ -17,7 +17,7 @@ from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.gc.executor import Changes, Outcome, PassEnd, PassReport, Result
 from nodeagent.guarded_call import call_kernel
 from nodeagent.loops.memory import release_memory
-from nodeagent.loops.passes import wait_for_any
+from nodeagent.loops.passes import LoopStatuses, PassLock, wait_for_any
 from nodeagent.model.decision import Verdict
 from nodeagent.telemetry.logging import StateLog, stable
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from nodeagent.gc.pass_history import PassStart
     from nodeagent.gc.pass_state import Preview
     from nodeagent.gc.plan.policy import Scope
-    from nodeagent.loops.passes import LoopStatuses, PassLock
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0

@@ -12,13 +12,12 @@ from nodeagent.gc.executor import PassEnd, PassReport, Result
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import Decision, ItemKind
 from nodeagent.record import Record, equal_fields, replace
-from nodeagent.store.history import PLANNED, RUNNING, History, PastAction, PastPass
+from nodeagent.store.history import PLANNED, RUNNING, History, PastAction, PastPass, Retention
 
 if TYPE_CHECKING:
     from nodeagent.gc.pass_state import PassProgress, Preview
     from nodeagent.gc.restore import UndoReport
     from nodeagent.model.node import NodeSnapshot
-    from nodeagent.store.history import Retention
     from nodeagent.units import Clock
 
 UNDO: Final = "undo"

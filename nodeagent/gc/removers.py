@@ -22,20 +22,18 @@ from nodeagent.gc.plan.pod_logs import keep_tree
 from nodeagent.host import pod_logs as log_removal
 from nodeagent.host.pod_logs import read_log_tree
 from nodeagent.model.decision import Decision, ItemKind, ReasonCode, Verdict
-from nodeagent.model.runtime import Container, ContainerState, Image, Sandbox
+from nodeagent.model.runtime import Container, ContainerState, Image, Sandbox, UnreferencedPiece
 from nodeagent.record import Record, replace
-from nodeagent.units import format_duration
+from nodeagent.units import Clock, format_duration
 
 if TYPE_CHECKING:
     from nodeagent.gc.guard import CurrentReader
     from nodeagent.gc.plan.policy import ImageGCPolicy, PodLogPolicy
     from nodeagent.model.clock import ClockTrust
     from nodeagent.model.node import Hold, LogTree, NodeSnapshot
-    from nodeagent.model.runtime import UnreferencedPiece
     from nodeagent.runtime.containerd import StoredImage
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
-    from nodeagent.units import Clock
 
 _CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 LONGEST_UNOBSERVED_S: Final = 600.0

@@ -22,13 +22,12 @@ from nodeagent.gc.pass_state import new_pass_id
 from nodeagent.gc.transaction import LONGEST_REMOVAL, WINDOW, poll_images
 from nodeagent.host.lock import lock_identity, process_lock
 from nodeagent.record import Record
-from nodeagent.units import format_bytes, format_time
+from nodeagent.units import Clock, format_bytes, format_time
 
 if TYPE_CHECKING:
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.leases import ImageName, OpenRemoval, Restored, UndoableRemoval
     from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
-    from nodeagent.units import Clock
 
 _STABLE_S: Final = 3.0
 _MAX_ROUNDS: Final = 5

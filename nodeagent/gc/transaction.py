@@ -28,7 +28,7 @@ from nodeagent.record import Record
 from nodeagent.runtime.connection import run_bounded
 from nodeagent.runtime.leases import ImageName, Restored, holder_of, is_disk_full
 from nodeagent.runtime.namespace_lists import SNAPSHOTS
-from nodeagent.units import format_time
+from nodeagent.units import Clock, format_time
 
 if TYPE_CHECKING:
     from nodeagent.gc.pass_state import UndoTerms
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import RemovalRecords, StorageBackend
     from nodeagent.runtime.storage_graph import ImageExtent
-    from nodeagent.units import Clock
 
 WINDOW: Final = timedelta(hours=24)
 """Lifetime of a transaction's lease, after which containerd deletes the lease; the same as containerd's default."""

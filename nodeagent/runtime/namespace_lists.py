@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.model.runtime import PieceKind, StoredPiece
+from nodeagent.model.runtime import Image, PieceKind, StoredPiece
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all, run_bounded
 from nodeagent.runtime.containerd import (
@@ -37,7 +37,6 @@ from nodeagent.runtime.containerd import (
 )
 
 if TYPE_CHECKING:
-    from nodeagent.model.runtime import Image
     from nodeagent.runtime import containerd
     from nodeagent.runtime.containerd import ContainerdClient
 

@@ -20,12 +20,11 @@ from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.runtime import Container, ContainerState, Sandbox
 from nodeagent.record import replace
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.cri import CriClient, mounts_images
+from nodeagent.runtime.cri import ContainerUsage, CriClient, mounts_images
 
 if TYPE_CHECKING:
     from nodeagent.model.node import RuntimeInfo
     from nodeagent.runtime.containerd import SnapshotUsage, StoredContainer
-    from nodeagent.runtime.cri import ContainerUsage
 
 _EXITED: Final = ContainerState.EXITED  # a module constant, since a lookup in the enum class takes ten times as long
 _ID: Final = attrgetter("id")

@@ -23,7 +23,7 @@ from nodeagent.host import pod_logs as podlogs
 from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
 from nodeagent.loops.clock_reading import read_clocks, with_valid_times
 from nodeagent.model.node import ContainerLogLink, Hold, LogTree, NodeSnapshot, PodLogDirectory, Role
-from nodeagent.model.runtime import GapCause, Sandbox
+from nodeagent.model.runtime import FsObservation, GapCause, Sandbox
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.plan.deletion import checked_pod_list
 from nodeagent.record import Record, replace
@@ -35,7 +35,6 @@ from nodeagent.store.database import SnapshotFigures, Store
 
 if TYPE_CHECKING:
     from nodeagent.model.pods import PodList
-    from nodeagent.model.runtime import FsObservation
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.store.clock_record import ClockReading
