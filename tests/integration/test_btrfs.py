@@ -17,6 +17,7 @@ from nodeagent.host.filesystems import filesystem_id
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from tests.support.containerd import LoopFs
 from tests.support.pressed import MIB, UNUSED, PressedNode
+from tests.support.reclaim import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,8 +100,15 @@ def test_images_and_then_one_pod_suffice_since_freed_space_is_committed(
     assert len(kept) == len(UNUSED) - 1
     assert not node.events("eviction_started")
     assert node.running() == {"writer", "quiet"}
+    expected_bytes = node.available_bytes + len(kept) * 20 * MIB  # an image has two copies of 12 MiB
     for each in kept:
         node.pods.remove_image(each)
+
+    def is_committed() -> bool:
+        os.sync()
+        return node.available_bytes >= expected_bytes
+
+    poll("the space of the removed images is available", is_committed)
     with node.daemon(f'hard = "nodefs.available<{node.available_bytes // MIB + 30}Mi"'):
         node.wait_for("threshold_cleared", cleared + 1, timeout_s=60)
         node.wait_passes(2)
