@@ -131,7 +131,7 @@ def test_last_settings_are_used_after_a_start_with_an_invalid_configuration(shut
     shutdown_node.put("/etc/nodeagent/config.toml", "[shutdown]\ngrace_period = 7 parsecs\n")
     shutdown_node.run("systemctl restart nodeagent", timeout_s=START_S)
     wait_for_lock(shutdown_node)
-    assert "graceful shutdown only" in shutdown_node.run("systemctl status nodeagent", check=False).stdout
+    assert "only graceful shutdown runs" in shutdown_node.run("systemctl status nodeagent", check=False).stdout
     facts = shut_down(shutdown_node, pods)
     facts.assert_true()
     assert "config_invalid" in event_names(facts.log)
