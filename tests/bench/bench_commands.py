@@ -16,16 +16,14 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psutil
 
-from tests.bench.bench_start import daemon, installed
+from tests.bench.bench_start import Cost, daemon, installed, run
 from tests.support import many
 from tests.support.containerd import Containerd, LoopFs
 
@@ -35,13 +33,6 @@ if TYPE_CHECKING:
 _MIB: Final = 4_000
 _REMOVED: Final = 200
 _KEPT: Final = 100
-
-
-class Cost(NamedTuple):
-    """Wall time, and CPU time of all processes, in seconds."""
-
-    wall_s: float
-    cpu_s: float
 
 
 class Pair(NamedTuple):
@@ -62,24 +53,15 @@ LISTS: Final = (
 REMOVAL: Final = Pair("gc images --yes --undo-window 0s", "rmi", 1.25, 2)
 
 
-def cost(command: Sequence[str], environment: dict[str, str], servers: Collection[psutil.Process]) -> Cost:
-    """Run a command and return its cost.
+def cost(command: list[str], environment: dict[str, str], servers: Collection[psutil.Process]) -> Cost:
+    """Run a command and return its cost, including the CPU time of the servers.
 
     Raises:
         RuntimeError: the command failed.
     """
-    before = sum(_cpu_s(each) for each in servers)
-    began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd="/")
-    assert process.stderr is not None
-    text = process.stderr.read()
-    _, status, used = os.wait4(process.pid, 0)
-    wall_s = time.perf_counter() - began
-    process.stderr.close()
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 3):  # exit code 3: the low threshold is not reached
-        raise RuntimeError(f"{command[:4]}: exit {process.returncode}: {text.decode()}")
-    return Cost(wall_s, used.ru_utime + used.ru_stime + sum(_cpu_s(each) for each in servers) - before)
+    before_s = sum(map(_cpu_s, servers))
+    own = run(command, environment)
+    return Cost(own.wall_s, own.cpu_s + sum(map(_cpu_s, servers)) - before_s)
 
 
 def _cpu_s(process: psutil.Process) -> float:
