@@ -189,12 +189,18 @@ class Grid:
         arguments = [each.format_map(self._values(each, "root", self.root)) for each in COMMANDS[command]]
         return self.root.run(None, *path_of(command), *arguments, "-o", "json").out
 
+    def is_idle(self) -> bool:
+        """Return whether no loop of the daemon runs."""
+        return all(each["activity"] != "running" for each in json.loads(self.document("status"))["loops"])
+
     def fill(self, name: str) -> None:
-        """Run all commands as a role and store their outputs."""
+        """Run all commands as a role and store their outputs; a status is that between two runs of a loop."""
         with self.worker(name) as worker:
             for columns in WIDTHS if name in ("root", "member") else (80, None):
                 for command in COMMANDS:
                     if command not in LAST and (columns in (80, None) or command not in ONCE):
+                        if command.startswith("status"):
+                            reclaim.poll("no loop runs", self.is_idle, timeout_s=30)
                         self._add(name, command, columns, worker)
         for command in LAST:
             with self.worker(name) as worker:
