@@ -190,7 +190,8 @@ def test_actions_of_others_during_a_shutdown_change_no_outcome(shutdown_node: No
 
 @pytest.mark.parametrize("action", ["stop", "restart"])
 def test_stop_of_the_unit_in_a_shutdown_waits_for_the_pods(shutdown_node: Node, action: str) -> None:
-    pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), 60, f"-{action}")
+    """The phases fit in the time that the unit grants to its stop hook."""
+    pods = prepare(shutdown_node, (TWO_SECONDS, IGNORES), 45, f"-{action}")
     slowdown = measure_slowdown(shutdown_node)
     shutdown_node.run("systemctl poweroff")
     await_term(shutdown_node, pods, 0)
