@@ -192,12 +192,17 @@ def place(containerd: Containerd, pods: Pods, image: str, tmp_path: Path, bus: l
 
 
 def words(container: Container) -> dict[str, float]:
-    """Return the first time of each word in a pod's log, in seconds since boot."""
+    """Return the first time of each word that a pod wrote to stdout, in seconds since boot.
+
+    On stderr, the shell reports a child that was killed before the shell itself.
+    """
     assert container.log_file is not None
     found: dict[str, float] = {}
     for line in container.log_file.read_text().splitlines():
-        word, _, at = line.split(" ", 3)[3].partition(" ")
-        found.setdefault(word, float(at))
+        _, stream, _, text = line.split(" ", 3)
+        if stream == "stdout":
+            word, at = text.split(" ")
+            found.setdefault(word, float(at))
     return found
 
 
