@@ -95,7 +95,8 @@ def lists(programs: Path, crictl: str, images: int, containers: int, runs: int) 
 
 
 def _daemons(config: Path) -> list[psutil.Process]:
-    return [each for each in psutil.process_iter() if str(config) in each.cmdline() and "run" in each.cmdline()]
+    found = [(each, each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]  # None: it has ended
+    return [each for each, words in found if str(config) in words and "run" in words]
 
 
 def removal(programs: Path, crictl: str, runs: int) -> tuple[Pair, Cost, Cost]:
