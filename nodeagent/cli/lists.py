@@ -13,7 +13,7 @@ from msgspec import structs
 
 from nodeagent.cli.display import Display, Line, standard_output, warn
 from nodeagent.cli.listing import CONTAINERS, IMAGES, PODS, ListOptions, ListScope, ListView
-from nodeagent.cli.reading import ask, print_document, read_preview
+from nodeagent.cli.reading import ask, print_document, read_preview, read_runtime
 from nodeagent.cli.table import EMPTY, Row, short_reference, table_lines
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from nodeagent.api.common import Document
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent_parts import Previews
+    from nodeagent.model.runtime import Container, Image, Sandbox
+    from nodeagent.runtime.cri import CriClient
 
     D = TypeVar("D", bound=Document)
     ReadPreviews = Callable[[Previews], Coroutine[Any, Any, D]]
@@ -38,7 +40,7 @@ def list_images(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: a list option is invalid.
     """
-    _print("Images", lists.Images, IMAGES, source, options, _images)
+    _print("Images", lists.Images, IMAGES, source, options, _images, _listed_images)
 
 
 def list_containers(source: Source, options: ListOptions) -> None:
@@ -47,7 +49,7 @@ def list_containers(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: a list option is invalid.
     """
-    _print("Containers", lists.Containers, CONTAINERS, source, options, _containers)
+    _print("Containers", lists.Containers, CONTAINERS, source, options, _containers, _listed_containers)
 
 
 def list_pods(source: Source, options: ListOptions) -> None:
@@ -56,21 +58,7 @@ def list_pods(source: Source, options: ListOptions) -> None:
     Raises:
         UsageError: a list option is invalid.
     """
-    _print("PodList", lists.Pods, PODS, source, options, _pods)
-
-
-def read_list(operation: str, kind: type[D], source: Source, local: ReadPreviews[D], *, with_sizes: bool = True) -> D:
-    """Return the document of an operation, from the daemon or else created by ``local``.
-
-    Args:
-        operation: name in :data:`~nodeagent.api.operations.OPERATIONS`.
-        kind: type of the document.
-        source: source of the document.
-        local: creates the document without a daemon.
-        with_sizes: whether the sizes of layers are read, which ids and names of the rows do not need.
-    """
-    answer = ask(operation, kind, {}, source)
-    return read_preview(source, local, with_sizes=with_sizes) if answer is None else answer
+    _print("PodList", lists.Pods, PODS, source, options, _pods, _listed_pods)
 
 
 def _print(
@@ -80,10 +68,32 @@ def _print(
     source: Source,
     options: ListOptions,
     local: ReadPreviews[L],
+    listed: Callable[[CriClient], Coroutine[Any, Any, Sequence[Any]]],
 ) -> None:
+    """Print the document of a list, from the daemon or else from ``local``; ids or names alone also from ``listed``.
+
+    ``listed`` returns items of the runtime's list with the id, the name and the order of the document's rows.
+    """
     request = ListRequest.of(view, options)
-    document = read_list(operation, kind, source, local, with_sizes=not request.shows_ids_only)
+    document = ask(operation, kind, {}, source)
+    if document is None and request.shows_ids_only:
+        request.print_ids(read_runtime(source, listed))
+        return
+    if document is None:
+        document = read_preview(source, local)
     request.print(document, empty=f"no {view.rows}", now=document.observed_at)
+
+
+async def _listed_images(cri: CriClient) -> Sequence[Image]:
+    return sorted(await cri.list_images(), key=lists.image_order)
+
+
+async def _listed_containers(cri: CriClient) -> Sequence[Container]:
+    return sorted(await cri.list_containers(), key=lists.container_order)
+
+
+async def _listed_pods(cri: CriClient) -> Sequence[Sandbox]:
+    return sorted({each.uid: each for each in await cri.list_sandboxes()}.values(), key=lists.pod_order)
 
 
 async def _images(node: Previews) -> lists.Images:
@@ -119,7 +129,7 @@ def show_image_tree(source: Source, options: ListOptions) -> None:
     form = options.form
     if options != ListOptions(form=form, truncate=options.truncate) or form not in ("table", "json", "yaml"):
         raise UsageError("--tree has the output formats table, json and yaml, and no list option except --no-trunc")
-    tree = read_list("ImageLayers", lists.ImageTree, source, _image_layers)
+    tree = ask("ImageLayers", lists.ImageTree, {}, source) or read_preview(source, _image_layers)
     if form != "table":
         print_document(tree, form)
         return
@@ -206,8 +216,7 @@ class ListRequest(NamedTuple, Generic[R]):
         options, own = self.options, self.view
         rows = self.selected(getattr(document, own.rows))
         if options.quiet or options.form == "name":
-            text_of = own.id if options.quiet else own.name
-            standard_output().write_fitted([Line(text_of(row)) for row in rows])
+            self.print_ids(rows)
         elif options.form in ("json", "yaml"):
             print_document(structs.replace(document, **{own.rows: rows}), options.form)
         else:
@@ -217,6 +226,11 @@ class ListRequest(NamedTuple, Generic[R]):
                 self._print_table(rows, now, standard_output())
             else:
                 warn(empty)
+
+    def print_ids(self, rows: Iterable[R]) -> None:
+        """Print the id of each row with ``--quiet``, else its name."""
+        text_of = self.view.id if self.options.quiet else self.view.name
+        standard_output().write_fitted([Line(text_of(row)) for row in rows])
 
     def selected(self, rows: Iterable[R]) -> tuple[R, ...]:
         """Return the rows that match the filters, in the requested order.

@@ -22,13 +22,13 @@ from nodeagent.api.common import Document, encode
 from nodeagent.cli import control_client
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.options import OPTIONS, Source
-from nodeagent.record import replace
 
 if TYPE_CHECKING:
     import asyncio
 
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews
+    from nodeagent.runtime.cri import CriClient
     from nodeagent.settings.settings import Settings
 
 D = TypeVar("D", bound=Document)
@@ -168,14 +168,9 @@ def read_node(source: Source, local: ReadNode[D]) -> D:
     return run_with_agent(load_settings(source.config, source.overrides), local)
 
 
-def read_preview(source: Source, local: Callable[[Previews], Coroutine[Any, Any, D]], *, with_sizes: bool = True) -> D:
-    """Read the node for a preview and return the document of ``local``; result and errors as ``read_node``.
-
-    Without sizes the runtime is read by CRI alone, since the layers of images take a call per layer.
-    """
+def read_preview(source: Source, local: Callable[[Previews], Coroutine[Any, Any, D]]) -> D:
+    """Read the node for a preview and return the document of ``local``; result and errors as ``read_node``."""
     settings = load_settings(source.config, source.overrides)
-    if not with_sizes:
-        settings = replace(settings, containerd_api=False)
 
     async def observe() -> D:
         from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
@@ -184,6 +179,19 @@ def read_preview(source: Source, local: Callable[[Previews], Coroutine[Any, Any,
             return await local(previewer)
 
     return run_async(observe())
+
+
+def read_runtime(source: Source, work: Callable[[CriClient], Coroutine[Any, Any, T]]) -> T:
+    """Return the result of ``work`` with a CRI client, without an observation of the node; errors as ``read_node``."""
+    settings = load_settings(source.config, source.overrides)
+
+    async def run() -> T:
+        from nodeagent.runtime import connection, cri  # noqa: PLC0415 - the runtime clients are slow to import
+
+        async with connection.configured_connection(settings) as made:
+            return await work(cri.CriClient(made))
+
+    return run_async(run())
 
 
 def print_document(document: Document, form: str) -> None:

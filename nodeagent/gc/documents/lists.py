@@ -215,3 +215,18 @@ class Pods(ListDocument, frozen=True, kw_only=True, tag=SchemaId.PODS.value):
     """List of all pods of the runtime, with their sandboxes."""
 
     pods: tuple[Pod, ...]
+
+
+def image_order(image: Image) -> tuple[str, str]:
+    """Return the sort key of an image in lists: its name and id."""
+    return image.name, image.id
+
+
+def container_order(container: Container) -> tuple[str, str, str, int]:
+    """Return the sort key of a container in lists: its pod and name, the newest attempt first."""
+    return container.pod_namespace, container.pod_name, container.name, -container.attempt
+
+
+def pod_order(sandbox: Sandbox) -> tuple[str, str, str]:
+    """Return the sort key of the pod of a sandbox in lists: its namespace, name and UID."""
+    return sandbox.namespace, sandbox.name, sandbox.uid

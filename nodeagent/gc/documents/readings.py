@@ -156,7 +156,7 @@ def _images(preview: pass_state.Preview, unreachable: Sequence[str]) -> lists.Im
     (plan,) = preview.plans
     origins = describe_origins(preview.snapshot, unreachable)
     decisions = {decision.id: decision for decision in plan.decisions}
-    images = sorted(preview.snapshot.images, key=lambda image: (image.name, image.id))
+    images = sorted(preview.snapshot.images, key=lists.image_order)
     usage = preview.snapshot.image_usage
     rows = tuple(
         lists.ImageDocument.of(each, decisions[each.id], usage.get(each.id), plan.accounting, origins[each.id])
@@ -202,9 +202,7 @@ def _containers(preview: pass_state.Preview) -> lists.Containers:
         for decision in plan.decisions
         if decision.kind is ItemKind.CONTAINER
     }
-    containers = sorted(
-        preview.snapshot.containers, key=lambda each: (each.pod_namespace, each.pod_name, each.name, -each.attempt)
-    )
+    containers = sorted(preview.snapshot.containers, key=lists.container_order)
     rows = tuple(lists.ContainerDocument.of(each, decisions[each.id]) for each in containers)
     return lists.Containers.of_snapshot(preview.snapshot, containers=rows)
 
@@ -224,7 +222,7 @@ def _pods(snapshot: NodeSnapshot, deleted_pod_grace_s: float) -> lists.Pods:
     grouped: dict[str, list[Sandbox]] = {}
     for sandbox in snapshot.sandboxes:
         grouped.setdefault(sandbox.uid, []).append(sandbox)
-    pods = sorted(grouped.items(), key=lambda item: (item[1][0].namespace, item[1][0].name, item[0]))
+    pods = sorted(grouped.items(), key=lambda item: lists.pod_order(item[1][0]))
     containers: dict[str, list[Container]] = {}
     for container in snapshot.containers:
         containers.setdefault(container.sandbox_id, []).append(container)
