@@ -34,6 +34,7 @@ from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
 from nodeagent.host.node import node_name
 from nodeagent.host.server_certificate import read_certificate, server_context
 from nodeagent.host.sockets import group_number
+from nodeagent.host.systemd import read_stop_timeout_us
 from nodeagent.kube.api_credentials import expiry
 from nodeagent.model.node import NodeSnapshot, Role
 from nodeagent.model.pressure import MemorySource, Signal
@@ -41,7 +42,7 @@ from nodeagent.pods.role import read_role
 from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
 from nodeagent.settings.kubelet_config import read_kubelet_config
 from nodeagent.shutdown.document_readings import delay_limit, lock_held, off_because, query_logind
-from nodeagent.shutdown.plan.planner import required_delay_s, shutdown_budget
+from nodeagent.shutdown.plan.planner import STOP_HOOK_RESERVE_S, DelayLimit, required_delay_s, shutdown_budget
 from nodeagent.store.history import History
 from nodeagent.store.sqlite import fault_of
 from nodeagent.text import display_width
@@ -155,7 +156,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[nod
         "holds": lambda: [hold_finding(settings)],
         "history": lambda: [_history_finding(settings)],
         "journal": lambda: [_journal_finding(root)],
-        "unit": lambda: [_unit_finding()],
+        "unit": lambda: unit_findings(settings),
         "metrics": lambda: [metrics_finding(settings)],
         "kubernetes": lambda: cluster_findings(settings),
         "agent": lambda: agent_findings(settings),
@@ -426,17 +427,23 @@ def _journal_finding(root: Path) -> node.Finding:
     return node.Finding.skipped("journal", "journald not found: the log is written to standard error")
 
 
-def _unit_finding() -> node.Finding:
+def unit_findings(settings: Settings) -> Iterator[node.Finding]:
+    """Yield the finding on the sandboxing of the unit, and a warning of a stop timeout below the shutdown phases."""
     exposure = host_facts.read_unit_exposure(UNIT)
     if exposure is None:
-        return node.Finding.skipped("unit", f"{UNIT} not installed, or systemd not running")
+        yield node.Finding.skipped("unit", f"{UNIT} not installed, or systemd not running")
+        return
     hardened = exposure <= _MAXIMUM_EXPOSURE
-    return node.Finding(
+    yield node.Finding(
         "unit",
         node.Grade.OK if hardened else node.Grade.WARNING,
         f"exposure {exposure:g} of 10",
         "" if hardened else "use the unit as installed; a drop-in removes its sandboxing",
     )
+    role, phases = read_role(settings.role), settings.shutdown.phases
+    if not settings.shutdown.off_because(role.role, role.reason):
+        budget = shutdown_budget(phases, DelayLimit.of_unit_stop(read_stop_timeout_us(UNIT)))
+        yield from node.check_stop_timeout(budget, round(required_delay_s(phases) + STOP_HOOK_RESERVE_S))
 
 
 _ROOT: Final = Path("/")

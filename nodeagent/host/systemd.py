@@ -79,11 +79,16 @@ def read_unit_stop(unit: str) -> UnitStop:
     if not unit or not (state == STOPPING or announced):
         return UnitStop(state, is_announced=announced)
     operation = "" if announced else _pending_operation(_systemctl_output("list-jobs", "--no-legend", "--plain"))
+    return UnitStop(state, read_stop_timeout_us(unit), operation, announced)
+
+
+def read_stop_timeout_us(unit: str) -> int | None:
+    """Return ``TimeoutStopUSec`` of a unit; ``None`` without a limit or if unknown."""
     try:
         timeout_us = parse_span_us(_systemctl_output("show", "--property=TimeoutStopUSec", "--value", unit))
     except ValueError:
-        return UnitStop(state, operation=operation, is_announced=announced)
-    return UnitStop(state, None if timeout_us == USEC_INFINITY else timeout_us, operation, announced)
+        return None
+    return None if timeout_us == USEC_INFINITY else timeout_us
 
 
 def _pending_operation(jobs: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -13,6 +13,7 @@ from nodeagent.model.clock import TRUSTED, ClockTrust
 from nodeagent.model.node import Role, RoleBasis, RoleDecision
 from nodeagent.model.pressure import MemoryCounters, NodeMemory, Signal, SignalReading
 from nodeagent.record import Record
+from nodeagent.shutdown.plan.planner import STOP_HOOK_RESERVE_S
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
@@ -115,6 +116,18 @@ def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
         f"{limits}: {effect}",
         "nodeagent doctor --fix-logind writes a drop-in with a sufficient limit, and reloads logind",
     )
+
+
+def check_stop_timeout(budget: ShutdownBudget, required_s: int) -> Iterator[Finding]:
+    """Yield a warning if the unit's stop hook has less time than the shutdown phases; ``required_s`` is enough."""
+    if budget.granted_ms < budget.requested_ms and budget.limit_ms is not None:
+        yield Finding.warning(
+            "unit-stop-timeout",
+            f"the unit's stop hook has {format_duration(budget.limit_ms / 1000)} (TimeoutStopSec minus "
+            f"{STOP_HOOK_RESERVE_S:g}s), the phases request {format_duration(budget.requested_ms / 1000)}: a shutdown "
+            "that logind does not announce scales them, and a stop of the unit in a shutdown ends them early",
+            f"set TimeoutStopSec={required_s} in the section [Service]: systemctl edit nodeagent",
+        )
 
 
 def check_lock(held: bool, because: str, *, off: str) -> Finding:  # noqa: FBT001 - a reading

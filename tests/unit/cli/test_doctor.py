@@ -247,6 +247,19 @@ def test_reserve_of_the_daemon_counts_against_the_limit_of_logind(
     assert {each.check: each.verdict for each in found}["logind-delay"] is verdict
 
 
+@pytest.mark.parametrize(("timeout_s", "is_short"), [(40, True), (41, False), (None, False)])
+def test_stop_timeout_of_the_unit_below_the_phases_and_the_reserve_is_a_warning(
+    node_settings: Settings, monkeypatch: pytest.MonkeyPatch, timeout_s: int | None, *, is_short: bool
+) -> None:
+    monkeypatch.setattr("nodeagent.doctor.host_facts.read_unit_exposure", lambda _: 1.8)
+    monkeypatch.setattr(checks, "read_stop_timeout_us", lambda _: timeout_s and timeout_s * 1_000_000)
+    found = list(checks.unit_findings(node_settings))
+    assert [each.check for each in found] == ["unit", *(["unit-stop-timeout"] if is_short else [])]
+    assert not is_short or "TimeoutStopSec=44 " in found[1].fix
+    off = replace(node_settings, shutdown=replace(node_settings.shutdown, enabled=False))
+    assert [each.check for each in checks.unit_findings(off)] == ["unit"]
+
+
 def test_running_kubelet_disables_eviction_and_shutdown(node_settings: Settings, tmp_path: Path) -> None:
     on = replace(
         node_settings,
