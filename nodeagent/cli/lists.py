@@ -76,10 +76,10 @@ def _print(
     """
     request = ListRequest.of(view, options)
     document = ask(operation, kind, {}, source)
-    if document is None and request.shows_ids_only:
-        request.print_ids(read_runtime(source, listed))
-        return
     if document is None:
+        if request.shows_ids_only:
+            request.print_ids(read_runtime(source, listed))
+            return
         document = read_preview(source, local)
     request.print(document, empty=f"no {view.rows}", now=document.observed_at)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nodeagent.settings.settings import Settings
 
 D = TypeVar("D", bound=Document)
+Resource = TypeVar("Resource")
 T = TypeVar("T")
 View = Callable[[D, int | None], Iterable[Line]]
 ReadNode = Callable[["Agent"], Coroutine[Any, Any, D]]
@@ -72,10 +73,18 @@ def run_with_agent(
     Raises:
         RuntimeUnavailableError: the runtime does not respond.
     """
+    return _run_with(lambda: open_for_command(settings, record=record, dry_run=dry_run), work)
+
+
+def _run_with(
+    open_resource: Callable[[], AbstractAsyncContextManager[Resource]],
+    work: Callable[[Resource], Coroutine[Any, Any, T]],
+) -> T:
+    """Return the result of ``work`` with a resource that is opened and closed on the event loop of the command."""
 
     async def run() -> T:
-        async with open_for_command(settings, record=record, dry_run=dry_run) as agent:
-            return await work(agent)
+        async with open_resource() as resource:
+            return await work(resource)
 
     return run_async(run())
 
@@ -171,27 +180,17 @@ def read_node(source: Source, local: ReadNode[D]) -> D:
 def read_preview(source: Source, local: Callable[[Previews], Coroutine[Any, Any, D]]) -> D:
     """Read the node for a preview and return the document of ``local``; result and errors as ``read_node``."""
     settings = load_settings(source.config, source.overrides)
+    from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
 
-    async def observe() -> D:
-        from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
-
-        async with open_previewer(settings) as previewer:
-            return await local(previewer)
-
-    return run_async(observe())
+    return _run_with(lambda: open_previewer(settings), local)
 
 
 def read_runtime(source: Source, work: Callable[[CriClient], Coroutine[Any, Any, T]]) -> T:
     """Return the result of ``work`` with a CRI client, without an observation of the node; errors as ``read_node``."""
     settings = load_settings(source.config, source.overrides)
+    from nodeagent.runtime import connection, cri  # noqa: PLC0415 - the runtime clients are slow to import
 
-    async def run() -> T:
-        from nodeagent.runtime import connection, cri  # noqa: PLC0415 - the runtime clients are slow to import
-
-        async with connection.configured_connection(settings) as made:
-            return await work(cri.CriClient(made))
-
-    return run_async(run())
+    return _run_with(lambda: connection.configured_connection(settings), lambda made: work(cri.CriClient(made)))
 
 
 def print_document(document: Document, form: str) -> None:
