@@ -120,7 +120,7 @@ def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
 
 def check_stop_timeout(budget: ShutdownBudget, required_s: int) -> Iterator[Finding]:
     """Yield a warning if the unit's stop hook has less time than the shutdown phases; ``required_s`` is enough."""
-    if budget.granted_ms < budget.requested_ms and budget.limit_ms is not None:
+    if budget.scaled and budget.limit_ms is not None:
         yield Finding.warning(
             "unit-stop-timeout",
             f"the unit's stop hook has {format_duration(budget.limit_ms / 1000)} (TimeoutStopSec minus "
