@@ -83,8 +83,8 @@ def lists(programs: Path, crictl: str, images: int, containers: int, runs: int) 
         environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "NODEAGENT_CONTROL__SOCKET": str(socket)}
         peer = [crictl, "--runtime-endpoint", f"unix://{containerd.socket}", "--timeout", "60s"]
         own = [str(programs / "nodeagent")]
-        with daemon(programs, config, socket):
-            servers = [psutil.Process(containerd.pid), *_daemons(config)]
+        with daemon(programs, config, socket) as pid:
+            servers = [psutil.Process(containerd.pid), psutil.Process(pid)]
             found = []
             for pair in LISTS:
                 options = ["--config", str(config)] if "--direct" in pair.own else []
@@ -92,11 +92,6 @@ def lists(programs: Path, crictl: str, images: int, containers: int, runs: int) 
                 taken = [[cost(each, environment, servers) for each in commands] for _ in range(runs + 1)][1:]
                 found.append((pair, _median([own for own, _ in taken]), _median([peer for _, peer in taken])))
             return found
-
-
-def _daemons(config: Path) -> list[psutil.Process]:
-    found = [(each, each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]  # None: it has ended
-    return [each for each, words in found if str(config) in words and "run" in words]
 
 
 def removal(programs: Path, crictl: str, runs: int) -> tuple[Pair, Cost, Cost]:

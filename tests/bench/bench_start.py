@@ -104,8 +104,8 @@ def simulated_node(directory: Path) -> Iterator[str]:
 
 
 @contextmanager
-def daemon(programs: Path, config: Path, socket: Path) -> Iterator[None]:
-    """Run a daemon; the block starts after its first passes."""
+def daemon(programs: Path, config: Path, socket: Path) -> Iterator[int]:
+    """Run a daemon and yield its process id; the block starts after its first passes."""
     command = [str(programs / "nodeagent"), "run", "--config", str(config), "--dry-run"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd="/") as process:
         assert process.stderr is not None
@@ -115,7 +115,7 @@ def daemon(programs: Path, config: Path, socket: Path) -> Iterator[None]:
                 done += '"pass_finished"' in line
                 if done == 2 and socket.exists():
                     break
-            yield
+            yield process.pid
         finally:
             process.terminate()
             process.stderr.close()
