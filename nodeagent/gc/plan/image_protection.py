@@ -74,11 +74,17 @@ def irreplaceable_images(snapshot: NodeSnapshot, unreachable: Sequence[str]) -> 
         snapshot: snapshot of the node.
         unreachable: registries without access, as ``HOST`` or ``HOST:PORT``; ``*`` matches any text.
     """
-    sources = snapshot.image_sources
+    return _causes(tuple(snapshot.images), snapshot.image_sources, tuple(unreachable))
+
+
+@keep_last_result
+def _causes(
+    images: tuple[Image, ...], sources: Mapping[str, frozenset[str]] | None, unreachable: tuple[str, ...]
+) -> dict[str, str]:
     if sources is None and not unreachable:
         return {}
     found = {}
-    for image in snapshot.images:
+    for image in images:
         cause = _cause(image, None if sources is None else sources.get(image.id), unreachable)
         if cause:
             found[image.id] = cause

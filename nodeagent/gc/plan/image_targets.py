@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from nodeagent.last_result import keep_last_result
 from nodeagent.model.decision import Accounting, Detail, Reason, ReasonCode
 from nodeagent.record import Record, replace
 
@@ -89,6 +90,34 @@ class Ledger:
         return frozenset()
 
 
+class _Counts(NamedTuple):
+    """Bytes and inodes of each piece that only images reference, number of images by piece, and gains by image."""
+
+    sizes: list[int]
+    inodes: list[int]
+    images: list[int]
+    gains: Mapping[str, Gain]
+
+
+@keep_last_result
+def _counts_of(graph: StorageGraph) -> _Counts:
+    """Return the counts of a graph before any removal."""
+    sizes = [0 if piece.references else piece.size_bytes for piece in graph.pieces]
+    inodes = [0 if piece.references else piece.inodes for piece in graph.pieces]
+    images = [0] * len(graph.pieces)
+    for indexes in graph.by_image.values():
+        for index in indexes:
+            images[index] += 1
+    gains = {image_id: _gain(indexes, sizes, inodes, images) for image_id, indexes in graph.by_image.items()}
+    return _Counts(sizes, inodes, images, gains)
+
+
+def _gain(indexes: Sequence[int], sizes: Sequence[int], inodes: Sequence[int], images: Sequence[int]) -> Gain:
+    """Return the bytes and inodes of the pieces that only one image references."""
+    unique = [index for index in indexes if images[index] == 1]
+    return sum([sizes[index] for index in unique]), sum([inodes[index] for index in unique])
+
+
 class LayerLedger(Ledger):
     """Exact accounting by the pieces (layers and blobs) that lose their last reference.
 
@@ -104,13 +133,10 @@ class LayerLedger(Ledger):
         On a node with several image filesystems, a piece of a snapshotter without a known filesystem frees 0 bytes on
         each.
         """
-        self._by_image = graph.by_image
-        self._sizes = [0 if piece.references else piece.size_bytes for piece in graph.pieces]
-        self._inodes = [0 if piece.references else piece.inodes for piece in graph.pieces]
-        self._image_counts = counts = [0] * len(graph.pieces)
-        for indexes in graph.by_image.values():
-            for index in indexes:
-                counts[index] += 1
+        counts = _counts_of(graph)
+        self._by_image, self._sizes, self._inodes = graph.by_image, counts.sizes, counts.inodes
+        self._image_counts = list(counts.images)
+        self._gains = counts.gains
         self._paths = tuple(each.path for each in filesystems)
         self._numbers: list[int] = []
         if filesystems:
@@ -119,13 +145,11 @@ class LayerLedger(Ledger):
 
     def gain(self, image: Image) -> Gain:
         """Return the size and inodes of the pieces that only ``image`` references; unknown for an unlisted image."""
+        known = self._gains.get(image.id)
+        if known is not None:
+            return known
         indexes = self._by_image.get(image.id)
-        if indexes is None:
-            return None, None
-        counts = self._image_counts
-        unique = [index for index in indexes if counts[index] == 1]
-        sizes, inodes = self._sizes, self._inodes
-        return sum([sizes[index] for index in unique]), sum([inodes[index] for index in unique])
+        return (None, None) if indexes is None else _gain(indexes, self._sizes, self._inodes, self._image_counts)
 
     def gain_on(self, image: Image, number: int) -> Gain:
         """Return the bytes and inodes of the pieces on one filesystem that only ``image`` still references."""
@@ -143,6 +167,7 @@ class LayerLedger(Ledger):
 
     def take(self, image: Image) -> None:
         """Count ``image`` as removed: subtract its references from its pieces."""
+        self._gains = {}
         for index in self._by_image.get(image.id, ()):
             self._image_counts[index] -= 1
 
