@@ -26,14 +26,18 @@ from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.guarded_call import compute
+from nodeagent.last_result import keep_last_result
 from nodeagent.record import Record
 from nodeagent.runtime.connection import CONTAINERD_SERVICES as _SERVICES, Method, Request, Response, RuntimeConnection
-from nodeagent.runtime.lists import DecodeCache, LongList, PartCache
+from nodeagent.runtime.lists import DecodeCache, LongList, PartCache, shared_text, shared_texts
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
 GC_LABELS = "containerd.io/gc."
+CONTAINER_LABELS: Final = ("containerd.io/", "io.cri-containerd.", "io.kubernetes.")
+"""Prefixes of the labels by which a container references objects and belongs to CRI and to a pod."""
+
 SOURCE_LABELS = "containerd.io/distribution.source."
 
 _NO_SOURCES: frozenset[str] = frozenset()
@@ -122,8 +126,12 @@ class SnapshotUsage(NamedTuple):
     inodes: int
 
 
-class StoredContainer(Record):
-    """A container record. Source: ``containers.v1.Container``."""
+class StoredContainer(Record, gc=False):
+    """A container record. Source: ``containers.v1.Container``.
+
+    Attributes:
+        labels: the labels that start with one of ``CONTAINER_LABELS``; tenants choose the others, of any length.
+    """
 
     id: str
     image: str
@@ -162,12 +170,19 @@ class Ingest(Record):
     expected: str
 
 
-def decode_stored_containers(message: containers_pb2.ListContainersResponse) -> list[StoredContainer]:
-    """Return the container records in a message."""
-    return [
-        StoredContainer(each.id, each.image, each.snapshotter, each.snapshot_key, dict(each.labels))
-        for each in message.containers
-    ]
+def decode_stored_containers(message: containers_pb2.ListContainersResponse) -> dict[str, StoredContainer]:
+    """Return the container records in a message by id."""
+    found = {}
+    for each in message.containers:
+        labels = shared_texts({key: text for key, text in each.labels.items() if key.startswith(CONTAINER_LABELS)})
+        key = each.id
+        snapshot = key if each.snapshot_key == key else each.snapshot_key  # equal for the containers of CRI
+        found[key] = StoredContainer(key, shared_text(each.image), shared_text(each.snapshotter), snapshot, labels)
+    return found
+
+
+def _stored_containers(by_id: Mapping[str, StoredContainer]) -> tuple[StoredContainer, ...]:
+    return tuple(by_id.values())
 
 
 def decode_stored_image(message: images_pb2.Image) -> StoredImage:
@@ -391,6 +406,10 @@ class ContainerdClient:
         self._reuses_lists = reuses_lists
         self.namespace = NAMESPACE
         self._containers = LongList(connection, _CONTAINERS, _CONTAINERS_STREAMED)
+        self._container_parts: PartCache[containers_pb2.ListContainersResponse, StoredContainer] = PartCache(
+            reuses=reuses_lists
+        )
+        self._as_tuple = keep_last_result(_stored_containers)  # an unchanged list is the same tuple as before
         self._images = DecodeCache(attrgetter("images"), decode_stored_image, reuses=reuses_lists)
         self._blobs: PartCache[content_pb2.ListContentResponse, Blob] = PartCache(reuses=reuses_lists)
         self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, Snapshot]] = {}
@@ -620,10 +639,10 @@ class ContainerdClient:
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
         """Return every container record, including records of sandboxes."""
-        found: list[StoredContainer] = []
+        listing = self._container_parts.start()
         async for part in self._containers.read(containers_pb2.ListContainersRequest(), metadata=self._metadata()):
-            found += await compute(len(part.containers), decode_stored_containers, part)
-        return tuple(found)
+            await compute(len(part.containers), listing.add, part, decode_stored_containers)
+        return self._as_tuple(listing.finish())
 
     async def list_leases(self) -> tuple[ContentLease, ...]:
         """Return every lease, including expired ones."""

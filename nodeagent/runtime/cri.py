@@ -22,7 +22,7 @@ from nodeagent.model.runtime import Container, ContainerState, Image, Sandbox
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import Method, Request, Response, RuntimeConnection, run_bounded
-from nodeagent.runtime.lists import DecodeCache, LongList, PrefixList, is_too_large, shared_text
+from nodeagent.runtime.lists import DecodeCache, LongList, PrefixList, is_too_large, shared_text, shared_texts
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONTAINER_STATES = {
@@ -194,8 +194,8 @@ def decode_sandbox(message: api.PodSandbox | api.PodSandboxStatus) -> Sandbox:
         ready=message.state == api.SANDBOX_READY,
         attempt=metadata.attempt,
         created_at=_instant(message.created_at),
-        labels=_texts(message.labels),
-        annotations=_texts(message.annotations),
+        labels=shared_texts(message.labels),
+        annotations=shared_texts(message.annotations),
         runtime_handler=shared_text(message.runtime_handler),
     )
 
@@ -222,10 +222,6 @@ def decode_stop_signal(message: api.ImageStatusResponse) -> str:
     return _text(_parse_json(message.info.get("info", "")), "imageSpec", "config", "StopSignal")
 
 
-_SHARED_LENGTH: Final = 64
-"""Maximum length of a shared value: long ones, which tenants choose, would remain in memory after their pods."""
-
-
 def decode_container(message: api.Container) -> Container:
     """Return a container without the fields of its status."""
     metadata = message.metadata
@@ -239,17 +235,9 @@ def decode_container(message: api.Container) -> Container:
         shared_text(message.image_ref),
         shared_text(message.image_id),
         shared_text(message.image.image),
-        _texts(message.labels),
-        _texts(message.annotations),
+        shared_texts(message.labels),
+        shared_texts(message.annotations),
     )
-
-
-def _texts(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return labels or annotations; equal short texts share one object: most values are equal in many containers."""
-    return {
-        shared_text(key): shared_text(value) if len(value) <= _SHARED_LENGTH else value
-        for key, value in entries.items()
-    }
 
 
 def decode_container_details(message: api.ContainerStatusResponse) -> ContainerDetails:

@@ -39,10 +39,10 @@ of the lists find an object; ``RunPodSandbox`` on a failed cleanup; ``util.Gener
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
@@ -51,12 +51,10 @@ from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeU
 from nodeagent.guarded_call import compute
 from nodeagent.runtime.connection import MAX_ANSWER_BYTES, Metadata, Method, RuntimeConnection, run_bounded
 
-_DIGEST_BYTES = 16
-
 
 def message_digest(message: Message) -> bytes:
     """Return the digest of a message, which does not depend on the order of map entries."""
-    return blake2b(message.SerializeToString(deterministic=True), digest_size=_DIGEST_BYTES).digest()
+    return sha256(message.SerializeToString(deterministic=True)).digest()
 
 
 Answer = TypeVar("Answer", bound=Message)
@@ -197,6 +195,18 @@ def shared_text(text: str) -> str:
     Rejected: ``sys.intern``, since Python 3.12 never releases an interned text, and tenants choose most of the texts.
     """
     return text
+
+
+_SHARED_LENGTH: Final = 64
+"""Maximum length of a shared value: long ones, which tenants choose, would remain in memory after their pods."""
+
+
+def shared_texts(entries: Mapping[str, str]) -> dict[str, str]:
+    """Return labels or annotations; equal short texts share one object: most values are equal in many containers."""
+    return {
+        shared_text(key): shared_text(value) if len(value) <= _SHARED_LENGTH else value
+        for key, value in entries.items()
+    }
 
 
 Request = TypeVar("Request", bound=Message)

@@ -18,10 +18,11 @@ import asyncio
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
 from nodeagent.guarded_call import compute
+from nodeagent.last_result import keep_last_result
 from nodeagent.model.runtime import (
     Container,
     ContainerState,
@@ -65,8 +66,9 @@ if TYPE_CHECKING:
 PINNED_LABEL = "io.cri-containerd.pinned"
 
 
+@keep_last_result
 def unlisted_containers(
-    stored: Sequence[StoredContainer], containers: Iterable[Container], sandboxes: Iterable[Sandbox]
+    stored: Sequence[StoredContainer], containers: Sequence[Container], sandboxes: Sequence[Sandbox]
 ) -> tuple[Container, ...]:
     """Return the stored containers not listed by CRI, in unknown state and without creation time."""
     if not stored:
@@ -84,6 +86,12 @@ def unlisted_containers(
         for each in stored
         if each.id not in listed
     )
+
+
+@keep_last_result
+def snapshotters_by_container(stored: Sequence[StoredContainer]) -> Mapping[str, str]:
+    """Return the snapshotter of each stored container by id."""
+    return {each.id: each.snapshotter for each in stored}
 
 
 def is_pinned(stored: StoredImage) -> bool:
@@ -228,6 +236,15 @@ class _Layout(Record):
     whole: bool
 
 
+class _Inputs(NamedTuple):
+    """Inputs of a graph other than the usage of snapshots."""
+
+    images: tuple[Image, ...]
+    containers: tuple[StoredContainer, ...]
+    snapshotter: str | None
+    lists: namespace_lists.StorageLists
+
+
 class SnapshotUsageStore(Protocol):
     """Persistent store of the usage of committed snapshots. Its methods block and never raise."""
 
@@ -261,6 +278,7 @@ class LayerCache:
         self._stored: frozenset[GraphNode] | None = None
         self._missing: frozenset[tuple[str, str]] = frozenset()
         self._listed: namespace_lists.Listed | None = None
+        self._built: tuple[_Inputs, StorageGraph] | None = None
 
     async def build(
         self,
@@ -271,7 +289,7 @@ class LayerCache:
         containers: tuple[StoredContainer, ...] | None = None,
         lists: namespace_lists.StorageLists | None = None,
     ) -> StorageGraph:
-        """Return the storage graph of ``images``.
+        """Return the storage graph of ``images``; the graph of the last build if its inputs are unchanged.
 
         An image without stored names, or with a snapshot whose usage cannot be read, has no entry in ``by_image``;
         pieces that such an image shares with other images count as referenced by an unlisted image.
@@ -292,6 +310,9 @@ class LayerCache:
         if containers is None:
             containers = await client.list_containers()
         self._stores = lists.stores if lists is not None else namespace_lists.NO_STORES
+        inputs = None if lists is None else _Inputs(tuple(images), containers, snapshotter, lists)
+        if inputs is not None and self._built is not None and self._built[0] == inputs:
+            return self._built[1]
         namespace = await self._current(client, images, containers, lists)
         inventory = await namespace_lists.make_inventory(client, namespace, snapshotter, containers)
         images = sorted(images, key=lambda each: each.id)  # containerd lists the same images in changing order
@@ -312,7 +333,7 @@ class LayerCache:
         }
         undo = {node: size for node, size in sizes.items() if node in undoable}
         pending = {node: size for node, size in sizes.items() if node not in undoable}
-        return replace(
+        graph = replace(
             _with_references(layout, others),
             by_container=await compute(count, inventory.references_by_container, layout.index),
             pending_bytes=sum(pending.values()),
@@ -321,6 +342,10 @@ class LayerCache:
             undo_by_store=sum_by_store(undo),
             store_paths=self._stores.paths,
         )
+        is_measured = layout.whole and all(n.kind == CONTENT or self._is_cached(n, inventory) for n in unreferenced)
+        is_reusable = inputs is not None and inputs.lists.namespace is namespace and is_measured
+        self._built = (inputs, graph) if inputs is not None and is_reusable else None
+        return graph
 
     async def find_unreferenced(
         self, client: ContainerdClient, *, snapshotter: str | None = None

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError, StoreError
 from nodeagent.gc.plan.image_protection import holds_in_force
 from nodeagent.gc.plan.image_users import images_in_use
+from nodeagent.last_result import keep_last_result
 from nodeagent.model.node import Hold, NodeSnapshot, PodImages
 from nodeagent.model.runtime import (
     FsObservation,
     GapCause,
     Image,
     ImageFilesystem,
+    ImageRecord,
     ImageUseRecord,
     StorageGraph,
     UnreferencedPiece,
@@ -61,7 +63,7 @@ class ImageObserver:
     memory: ObservationStore
     read_holds: Callable[[], tuple[Hold, ...]]
     read_pod_images: PodImageSource
-    _sources: dict[str, frozenset[str]] = field(default_factory=dict, init=False)
+    _sources: Mapping[str, frozenset[str]] = field(default_factory=dict, init=False)
     filesystems: tuple[ImageFilesystem, ...] | None = field(default=None, init=False)
 
     async def find_unreferenced(self) -> tuple[UnreferencedPiece, ...]:
@@ -193,12 +195,16 @@ class ImageObserver:
         The content of an image id never changes, and a later pull only adds sources.
         """
         if storage is not None:
-            self._sources = {
-                image_id: record.sources for image_id, record in storage.records.items() if record.sources is not None
-            }
+            self._sources = _sources_of(storage.records)
         elif isinstance(self.storage, CriOnlyStorage):
             return None
         return self._sources
+
+
+@keep_last_result
+def _sources_of(records: Mapping[str, ImageRecord]) -> Mapping[str, frozenset[str]]:
+    """Return the known sources by image id."""
+    return {image_id: record.sources for image_id, record in records.items() if record.sources is not None}
 
 
 class ObservationStore(Protocol):

@@ -18,6 +18,7 @@ from nodeagent.errors import NodeAgentError, RuntimeNotFoundError, RuntimeReques
 from nodeagent.gc.plan.consistency import ListedIds, RuntimeLists, Suspicion, SuspicionKind, find_suspicions, persistent
 from nodeagent.gc.plan.image_users import bare_id
 from nodeagent.guarded_call import compute
+from nodeagent.last_result import keep_last_result
 from nodeagent.model.runtime import Container, Image, ListContradiction, Sandbox
 from nodeagent.record import replace
 from nodeagent.runtime.connection import gather_all
@@ -173,8 +174,8 @@ class ListCheck:
         ids = await compute(len(containers), ListedIds.of, lists)
         existing, running_known = await asyncio.to_thread(self.find_running, ids.containers | ids.sandboxes)
         if stored is not None:  # records of other clients are users of images, but not objects of CRI
-            existing -= {each.id for each in stored if KIND_LABEL not in each.labels}
-            existing |= {each.id for each in stored if KIND_LABEL in each.labels}
+            of_cri, of_others = _ids_by_client(stored)
+            existing = (existing - of_others) | of_cri
         elif not running_known and self._known is None:
             existing |= await self._with_stats()
         lists = replace(lists, existing=existing, running_known=running_known or stored is not None)
@@ -320,6 +321,13 @@ class ListCheck:
                 for each in self._explained
                 if each in present or (each[0] is SuspicionKind.IMAGE_UNLISTED and not with_images)
             )
+
+
+@keep_last_result
+def _ids_by_client(stored: tuple[StoredContainer, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the ids of CRI's container records, and the ids of the records of other clients."""
+    of_cri = frozenset([each.id for each in stored if KIND_LABEL in each.labels])
+    return of_cri, frozenset([each.id for each in stored if KIND_LABEL not in each.labels])
 
 
 def _sample(ids: frozenset[str], present: Collection[str]) -> list[str]:

@@ -30,7 +30,7 @@ from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all
 from nodeagent.runtime.containerd import SnapshotUsage, Stamp
 from nodeagent.runtime.namespace_lists import SNAPSHOTS, GraphNode
-from nodeagent.runtime.storage_graph import unlisted_containers
+from nodeagent.runtime.storage_graph import snapshotters_by_container, unlisted_containers
 from nodeagent.store.database import SnapshotFigures, Store
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class NodeSnapshotReader:
         sandboxes, unread = await self._details.with_images(lists.sandboxes, stored or (), scope)
         containers = await self._details.with_details(lists.containers, sandboxes, info, scope)
         containers += unlisted_containers(stored or (), containers, sandboxes)
-        snapshotters = {each.id: each.snapshotter for each in stored or ()}
+        snapshotters = snapshotters_by_container(stored or ())
         layers = await self._dead_layers.read(containers, warnings, snapshotters) if scope is not Scope.IMAGES else {}
         if scope is not Scope.IMAGES:  # a reading without directories would discard the times of unchanged trees
             directories = await self._logs.read(directories, sandboxes)

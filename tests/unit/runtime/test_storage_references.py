@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent.model.runtime import ReferenceKind
-from nodeagent.runtime.namespace_lists import CONTENT, SNAPSHOTS, GraphNode, references
+from nodeagent.runtime.namespace_lists import CONTENT, SNAPSHOTS, GraphNode, StorageLists, references
 from nodeagent.runtime.storage_graph import LayerCache
 from tests.unit.runtime.conftest import REF, Store
 from tests.unit.runtime.graph_cases import A, B, keys, records_with_references
@@ -16,6 +16,7 @@ from tests.unit.runtime.graph_cases import A, B, keys, records_with_references
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nodeagent.model.runtime import StorageGraph
     from nodeagent.runtime.containerd import ContainerdClient
 
 
@@ -96,6 +97,57 @@ async def test_reference_of_a_non_image_is_recorded_by_kind(
     cache = LayerCache()
     assert records_with_references(await cache.build(client, [A, B])) == expected
     assert records_with_references(await cache.build(client, [A, B])) == expected
+
+
+async def test_graph_of_unchanged_lists_is_not_built_again(client: ContainerdClient, store: Store) -> None:
+    _container(store)
+    _lease(store)
+    cache = LayerCache()
+    graphs = [await _build_from_lists(cache, client) for _ in range(4)]
+    assert graphs[3] is graphs[2]
+    assert graphs[3] == graphs[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _container,
+        _lease,
+        _flat_lease,
+        _snapshot_lease,
+        _other_namespace,
+        _ingest,
+        _rooted_child,
+        _rooted,
+        _orphan_child,
+        _unlisted,
+    ],
+)
+async def test_graph_after_a_change_equals_the_first_graph_of_a_new_process(
+    client: ContainerdClient, store: Store, change: Callable[[Store], None]
+) -> None:
+    cache = LayerCache()
+    before = [await _build_from_lists(cache, client) for _ in range(3)][2]
+    change(store)
+    after = await _build_from_lists(cache, client)
+    assert after != before
+    assert after == await _build_from_lists(LayerCache(), client)
+
+
+async def test_growth_of_an_unreferenced_active_snapshot_is_measured_by_each_build(
+    client: ContainerdClient, store: Store
+) -> None:
+    _orphan_child(store)
+    cache = LayerCache()
+    before = [await _build_from_lists(cache, client) for _ in range(3)][2]
+    store.sizes["orphan"] = 1 << 20
+    assert (await _build_from_lists(cache, client)).pending_bytes > before.pending_bytes
+
+
+async def _build_from_lists(cache: LayerCache, client: ContainerdClient) -> StorageGraph:
+    containers = await client.list_containers()
+    lists = StorageLists(await cache.list_namespace(client))
+    return await cache.build(client, [A, B], containers=containers, lists=lists)
 
 
 async def test_pieces_are_listed_by_the_containers_that_reference_them(client: ContainerdClient, store: Store) -> None:
