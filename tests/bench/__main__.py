@@ -32,7 +32,7 @@ MEASUREMENTS: Final[dict[str, Callable[[], object]]] = {
     "shutdown": lambda: bench_shutdown.main([]),
     "wake to decision": bench_wake.main,
     "history": bench_history.main,
-    "large node": lambda: bench_large.main([]),
+    "large node": lambda: bench_large.main(["--rotate"]),
     "daemon on a large node": lambda: bench_node.main([]),
     "agent": bench_agent.main,
     "Kubernetes": bench_kubernetes.main,

@@ -1,4 +1,4 @@
-"""Duration of passes on a large node, compared with bare list calls of the same run, and memory of the agent.
+"""CPU time of passes on a large node, compared with bare list calls of the same run, and memory of the agent.
 
 The runtime is simulated in a separate process. Bare list calls are the calls of every pass, made sequentially over an
 equal connection: version, status, filesystems and lists, once each. Each response is received and decoded into
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 IMAGES, LAYERS, CONTAINERS = 10_000, 4, 20_000
 PADDING_BYTES: Final = 4096
-RATIO: Final = 3.0
+RATIOS: Final = {"CRI alone": 4.0, "containerd": 2.0}
+"""Maximum CPU time of a later pass, in bare list calls, by backend."""
 PEAK_MIB: Final = 900
 METADATA: Final = (("containerd-namespace", "k8s.io"),)
 _LIST_S: Final = 120.0
@@ -182,15 +183,16 @@ async def list_all(
 
 
 async def _timed(call: Callable[[], Awaitable[object]]) -> float:
-    began = time.perf_counter()
+    """Return the CPU time of a call in this process, which does not include the simulated runtime."""
+    began = time.process_time()
     await call()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 async def measure(config: Path, runs: int, *, with_containerd: bool) -> dict[str, float]:
-    """Return the durations of bare list calls and passes in seconds, and the sizes of responses and memory in MiB.
+    """Return the CPU seconds of bare list calls and passes, and the sizes of responses and memory in MiB.
 
-    Durations are medians except that of the first pass. ``unread_s`` is the duration of bare list calls without reading
+    CPU times are medians except that of the first pass. ``unread_s`` is the CPU time of bare list calls without reading
     the ids of the items.
     """
     settings = load_settings(config, {"runtime.containerd_api": "auto" if with_containerd else "off"})
@@ -264,7 +266,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _table(images: int, containers: int, runs: int, *options: str) -> int:
-    print(f"{images} images, {containers} containers; a later pass at most {RATIO:.0f} times the bare list calls")
+    limits = ", ".join(f"{name} {ratio:.1f}" for name, ratio in RATIOS.items())
+    print(f"{images} images, {containers} containers; CPU time of a later pass in bare list calls, at most: {limits}")
     print(
         f"{'backend':24} {'answers':>9} {'bare':>8} {'unread':>8} {'first':>8} {'later':>8} {'ratio':>6} "
         f"{'resident':>9} {'peak':>9}"
@@ -284,7 +287,7 @@ def _table(images: int, containers: int, runs: int, *options: str) -> int:
             with subprocess.Popen(_child("--serve", name, *sizes, *options)) as server:
                 try:
                     poll("the simulated runtime serves", (directory / "s").exists, timeout_s=300)
-                    for backend in ("CRI alone", "containerd"):
+                    for backend in RATIOS:
                         exceeded += _row(directory, backend, padding, runs)
                 finally:
                     server.terminate()
@@ -310,7 +313,7 @@ def _row(directory: Path, backend: str, padding: int, runs: int) -> bool:
     print(
         f"{shown:24} {got['answers_mib']:5.0f} MiB", *columns, f"{ratio:6.2f}", f"({unread:.2f})", *memory, flush=True
     )
-    return bool(ratio > RATIO or got["peak_mib"] > PEAK_MIB)
+    return bool(ratio > RATIOS[backend] or got["peak_mib"] > PEAK_MIB)
 
 
 if __name__ == "__main__":
