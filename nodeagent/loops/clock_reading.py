@@ -65,7 +65,7 @@ The arguments are those of ``Store.first_seen``: items, listed ids, the reading 
 
 
 def with_valid_times(
-    snapshot: NodeSnapshot, at: ClockReading, read_first_seen: FirstSeenReader, *, logs: bool
+    snapshot: NodeSnapshot, at: ClockReading, read_first_seen: FirstSeenReader, *, with_details: bool
 ) -> NodeSnapshot:
     """Return a snapshot in which every time that contradicts the clock is replaced by the item's first observation.
 
@@ -76,7 +76,8 @@ def with_valid_times(
         snapshot: the snapshot.
         at: the reading of the clocks at the observation.
         read_first_seen: returns the first observations; blocking.
-        logs: whether logs were listed.
+        with_details: whether logs were listed and finish times read. Finish times of an earlier reading are not
+            considered otherwise, since the first reading of a kind of times decides which of them are before the boot.
     """
     items: dict[ItemKey, datetime] = {}
     states: dict[ItemKey, int] = {}
@@ -84,15 +85,15 @@ def with_valid_times(
     for container in not_running:
         if container.created_at is not None:
             items[_CREATED, container.id] = container.created_at
-        if container.finished_at is not None:
+        if with_details and container.finished_at is not None:
             items[_FINISHED, container.id] = container.finished_at
     for sandbox in snapshot.sandboxes:
         if not sandbox.ready and sandbox.created_at is not None:
             items[_SANDBOX, sandbox.id] = sandbox.created_at
     containers, sandboxes = frozenset(map(_ID, snapshot.containers)), frozenset(map(_ID, snapshot.sandboxes))
-    exited = {each.id for each in not_running if each.state is _EXITED}
-    listed: dict[str, Collection[str]] = {_CREATED: containers, _FINISHED: exited, _SANDBOX: sandboxes}
-    if logs:
+    listed: dict[str, Collection[str]] = {_CREATED: containers, _SANDBOX: sandboxes}
+    if with_details:
+        listed[_FINISHED] = {each.id for each in not_running if each.state is _EXITED}
         read = [(each.name, each.tree) for each in snapshot.pod_log_directories]
         trees = [(name, tree) for name, tree in read if tree is not None and not tree.problem]
         items |= {(_LOGS, name): tree.changed_at for name, tree in trees}

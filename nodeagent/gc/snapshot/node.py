@@ -231,7 +231,7 @@ class NodeSnapshotReader:
             clock=trust,
         )
         snapshot = await asyncio.to_thread(
-            with_valid_times, snapshot, at, self._memory.first_seen, logs=scope is not Scope.IMAGES
+            with_valid_times, snapshot, at, self._memory.first_seen, with_details=scope is not Scope.IMAGES
         )
         if with_images:
             snapshot = await self.images.complete(snapshot, checked, status, reported, warnings, at)

@@ -318,6 +318,18 @@ async def test_dead_container_is_removed_after_a_reboot_with_a_correct_clock(pla
         assert await place.run(agent, 60) == DEAD_POD
 
 
+@pytest.mark.parametrize("first", Scope)
+async def test_scope_of_the_first_reading_does_not_change_the_age_of_a_pod_that_ended_before_the_boot(
+    place: Place, first: Scope
+) -> None:
+    place.dead_pod("job")
+    place.clock.reboot()
+    place.clock.advance(600)
+    async with place.agent() as agent:
+        await agent.collector.preview(first)
+        assert await place.run(agent) == DEAD_POD
+
+
 def test_incomplete_reading_of_an_unchanged_log_does_not_restart_its_age(tmp_path: Path) -> None:
     node, store = Node(), Store(tmp_path)
     name = "0" * 31 + "1"
@@ -329,7 +341,7 @@ def test_incomplete_reading_of_an_unchanged_log_does_not_restart_its_age(tmp_pat
         assert directory.tree is not None
         tree = replace(directory.tree, problem=problem, digest="ff" if problem else directory.tree.digest)
         snapshot = replace(snapshot, pod_log_directories=(replace(directory, tree=tree),))
-        snapshot = with_valid_times(snapshot, node.reading, store.first_seen, logs=True)
+        snapshot = with_valid_times(snapshot, node.reading, store.first_seen, with_details=True)
     (directory,) = snapshot.pod_log_directories
     assert directory.tree is not None
     assert directory.tree.changed_at == node.logs[name].stamp

@@ -240,7 +240,7 @@ class Clocks(RuleBasedStateMachine):
         at = node.reading
         trust = self.store.read_clock(at)
         snapshot = replace(node.snapshot(), clock=trust)
-        snapshot = with_valid_times(snapshot, at, self.store.first_seen, logs=True)
+        snapshot = with_valid_times(snapshot, at, self.store.first_seen, with_details=True)
         pulled = {name: each.stamp for name, each in node.images.items()}
         use = self.store.observe(pulled, node.in_use(), at)
         if not self.recorded and self.jumped_in_boot:
