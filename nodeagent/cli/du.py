@@ -28,25 +28,51 @@ _SHORTEST_S: Final = 1e-3
 _TITLES: Final = {
     UsageCategory.IMAGES_IN_USE: "images in use",
     UsageCategory.IMAGES_UNUSED: "unused images",
-    UsageCategory.HELD_OTHERWISE: "otherwise referenced (leases, namespaces)",
-    UsageCategory.NOT_HELD: "unreferenced",
+    UsageCategory.IMAGES_UNLISTED: "images not listed by CRI",
+    UsageCategory.LEASED: "kept by leases and labels",
+    UsageCategory.BEING_WRITTEN: "downloads",
+    UsageCategory.OTHER_NAMESPACES: "other namespaces",
+    UsageCategory.UNREFERENCED: "unreferenced",
     UsageCategory.WRITABLE_RUNNING: "writable layers, running",
     UsageCategory.WRITABLE_DEAD: "writable layers, dead",
     UsageCategory.POD_LOGS: "pod logs",
     UsageCategory.POD_VOLUMES: "pod volumes",
-    UsageCategory.OTHER: "not container data",
+    UsageCategory.RUNTIME_METADATA: "runtime metadata",
+    UsageCategory.DELETED_FILES: "deleted files that are open",
+    UsageCategory.HOST_FILES: "host files",
+    UsageCategory.RESERVED: "reserved for root",
+    UsageCategory.UNEXPLAINED: "unexplained",
 }
 _STYLES: Final = {
     UsageCategory.IMAGES_IN_USE: "green",
     UsageCategory.IMAGES_UNUSED: "yellow",
-    UsageCategory.HELD_OTHERWISE: "magenta",
-    UsageCategory.NOT_HELD: "red",
+    UsageCategory.IMAGES_UNLISTED: "red",
+    UsageCategory.LEASED: "magenta",
+    UsageCategory.BEING_WRITTEN: "magenta",
+    UsageCategory.OTHER_NAMESPACES: "magenta",
+    UsageCategory.UNREFERENCED: "red",
     UsageCategory.WRITABLE_RUNNING: "cyan",
     UsageCategory.WRITABLE_DEAD: "blue",
     UsageCategory.POD_LOGS: "blue",
     UsageCategory.POD_VOLUMES: "magenta",
-    UsageCategory.OTHER: "white",
+    UsageCategory.RUNTIME_METADATA: "white",
+    UsageCategory.DELETED_FILES: "red",
+    UsageCategory.HOST_FILES: "white",
+    UsageCategory.RESERVED: "dim",
+    UsageCategory.UNEXPLAINED: "dim",
 }
+
+
+_SHOWN_WITH_MEMBERS: Final = frozenset(
+    {
+        UsageCategory.IMAGES_UNLISTED,
+        UsageCategory.LEASED,
+        UsageCategory.OTHER_NAMESPACES,
+        UsageCategory.DELETED_FILES,
+        UsageCategory.HOST_FILES,
+    }
+)
+"""Categories that no pass of the agent frees; their largest members are always shown."""
 
 
 def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
@@ -91,17 +117,18 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
         Heading("SHARE", right=True),
     )
     for share in value.shares:
-        if not share.size_bytes and share.part is not UsageCategory.OTHER:
+        if not share.size_bytes and share.part is not UsageCategory.UNEXPLAINED:
             continue
-        mark = "" if share.exact or share.part is UsageCategory.OTHER else "\u2265"
+        is_rest = share.part is UsageCategory.UNEXPLAINED
+        mark = "" if share.exact or is_rest else "\u2265"
         table.add(
-            _TITLES[share.part],
+            "not measured" if is_rest and not share.exact else _TITLES[share.part],
             mark + size_cell(share.size_bytes),
             f"{100 * share.size_bytes / capacity:.1f}%" if capacity else "",
             style=_STYLES[share.part],
         )
         for name, size_bytes in (
-            share.members[: 10 if details else 3] if details or share.part is UsageCategory.OTHER else ()
+            share.members[: 10 if details else 3] if details or share.part in _SHOWN_WITH_MEMBERS else ()
         ):
             table.add(f"  {short_reference(name)}", size_cell(size_bytes), "", style="dim")
     table.add("free", size_cell(value.filesystem.available_bytes), "")

@@ -13,7 +13,7 @@ import psutil
 from nodeagent.errors import NodeAgentError
 from nodeagent.eviction.plan.reclaim import device_role
 from nodeagent.eviction.plan.thresholds import MEANINGS
-from nodeagent.gc.plan.breakdown import Breakdown, Share, UsageCategory
+from nodeagent.gc.plan.breakdown import Breakdown, UsageCategory
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.cgroups import read_processes
 from nodeagent.model.pressure import FilesystemRole, Resource, Signal
@@ -78,16 +78,11 @@ def _largest_parts(breakdown: Breakdown) -> tuple[str, ...]:
     """Return the largest parts of a filesystem without the data of pods, and the part that no reading explains."""
     found: list[tuple[str, int]] = []
     for share in breakdown.shares:
-        if share.part is UsageCategory.OTHER:
+        if share.part in {UsageCategory.HOST_FILES, UsageCategory.DELETED_FILES}:
             found += share.members
-            found.append(("unexplained (such as deleted files that are open)", _unexplained(share)))
         elif share.part not in _OF_PODS:
             found.append((share.part.value.replace("-", " "), share.size_bytes))
     return _shown([each for each in found if each[1] > 0], format_bytes)
-
-
-def _unexplained(share: Share) -> int:
-    return max(0, share.size_bytes - sum(size_bytes for _, size_bytes in share.members))
 
 
 def _shown(found: Iterable[tuple[str, int]], form: Callable[[int], str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nodeagent.files import closing_descriptor
@@ -142,8 +142,10 @@ class TreeReader:
                 break
         steps.close()
 
-    def largest(self, root: str, skip: Collection[str], count: int, depth: int = 3) -> tuple[Tree, ...]:
-        """Return the largest directories and files below ``root``; directories are at most ``depth`` levels deep.
+    def largest(self, root: str, skip: Collection[str], count: int, depth: int = 3) -> tuple[tuple[Tree, ...], Tree]:
+        """Return the largest directories and files below ``root``, and the usage of all of them.
+
+        Directories are at most ``depth`` levels deep.
 
         A subdirectory with more than nine tenths of its parent's size replaces the parent. A file with at least a
         quarter of a directory's size is returned separately from the rest of the directory.
@@ -152,29 +154,30 @@ class TreeReader:
         beside = Tree(root)
         self._finish(beside, skipped, only_files=True)
         files = [Tree(path, size, inodes=1) for size, path in beside.files]
-        found = [part for tree in self._split(root, skipped, depth) for part in tree.without_large_files()] + files
+        trees = self._split(root, skipped, depth)
+        found = [part for tree in trees for part in tree.without_large_files()] + files
         found.sort(key=lambda tree: (-tree.size_bytes, tree.path))
-        return tuple(tree for tree in found[:count] if tree.size_bytes)
+        return tuple(tree for tree in found[:count] if tree.size_bytes), _total(root, [beside, *trees])
 
     def _split(self, root: str, skip: frozenset[str], depth: int) -> list[Tree]:
         """Return the directories directly below ``root``, or their largest subdirectories."""
         trees = []
         for path in self._directories(root, skip):
             if depth > 1 and any(each == path or each.startswith(f"{path}/") for each in skip):
-                trees += self._split(path, skip, depth - 1)
+                own = Tree(path)
+                self._finish(own, skip, only_files=True)
+                trees += [own, *self._split(path, skip, depth - 1)]
                 continue
             parts = [self.measure(each, skip) for each in self._directories(path, skip)]
             own = Tree(path)
             self._finish(own, skip, only_files=True)
-            total = Tree(
-                path,
-                own.size_bytes + sum(each.size_bytes for each in parts),
-                all(each.complete for each in parts),
-                own.inodes + sum(each.inodes for each in parts),
-            )
-            total.add_files(file for each in (own, *parts) for file in each.files)
+            total = _total(path, [own, *parts])
             main = max(parts, key=lambda tree: tree.size_bytes, default=None)
-            trees.append(main if main is not None and main.size_bytes * 10 > total.size_bytes * 9 else total)
+            if main is not None and main.size_bytes * 10 > total.size_bytes * 9:
+                rest = Tree(path, total.size_bytes - main.size_bytes, total.complete, total.inodes - main.inodes)
+                trees += [main, rest]
+            else:
+                trees.append(total)
         return trees
 
     def _directories(self, root: str, skip: frozenset[str]) -> list[str]:
@@ -241,6 +244,18 @@ class TreeReader:
         whole = int(self._shares)
         self._shares -= whole
         return whole
+
+
+def _total(path: str, parts: Sequence[Tree]) -> Tree:
+    """Return the usage of all parts as one tree, with the largest files of the parts."""
+    total = Tree(
+        path,
+        sum(each.size_bytes for each in parts),
+        all(each.complete for each in parts),
+        sum(each.inodes for each in parts),
+    )
+    total.add_files(file for each in parts for file in each.files)
+    return total
 
 
 @dataclass(slots=True)

@@ -339,6 +339,25 @@ class UnreferencedPiece(Record):
     parent: str = ""
 
 
+class HeldContent(Record):
+    """Stored content that no listed image references, kept by one object.
+
+    Attributes:
+        kind: kind of the object; ``None`` for content that nothing references.
+        name: name or id of the object: image name, container, lease, namespace, blob being written; otherwise the
+            digest of the blob or the key of the snapshot.
+        size_bytes: disk usage.
+        created_at: creation time of an image name or a lease; ``None`` if not reported.
+        detail: further fact about the object; may be empty.
+    """
+
+    kind: ReferenceKind | None
+    name: str
+    size_bytes: int
+    created_at: datetime | None = None
+    detail: str = ""
+
+
 class FsObservation(Record):
     """One plausible reading of a filesystem; the reader rejects implausible readings.
 

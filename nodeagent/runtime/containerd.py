@@ -165,9 +165,13 @@ class Ingest(Record):
 
     Attributes:
         expected: digest declared by the writer; empty if not declared.
+        ref: reference chosen by the writer.
+        written_bytes: bytes written so far.
     """
 
     expected: str
+    ref: str = ""
+    written_bytes: int = 0
 
 
 def decode_stored_containers(message: containers_pb2.ListContainersResponse) -> dict[str, StoredContainer]:
@@ -414,6 +418,12 @@ class ContainerdClient:
         self._blobs: PartCache[content_pb2.ListContentResponse, Blob] = PartCache(reuses=reuses_lists)
         self._snapshots: dict[str, PartCache[snapshots_pb2.ListSnapshotsResponse, Snapshot]] = {}
 
+    def in_namespace(self, name: str) -> ContainerdClient:
+        """Return a client of another namespace on the same connection, without cached lists."""
+        other = ContainerdClient(self._connection, reuses_lists=False)
+        other.namespace = name
+        return other
+
     async def list_namespaces(self) -> tuple[str, ...]:
         """Return the names of all namespaces."""
         got = await self._connection.unary(_NAMESPACES, namespaces_pb2.ListNamespacesRequest())
@@ -562,7 +572,7 @@ class ContainerdClient:
     async def list_ingests(self) -> tuple[Ingest, ...]:
         """Return the blobs being written."""
         got = await self._call(_INGESTS, content_pb2.ListStatusesRequest())
-        return tuple(Ingest(each.expected) for each in got.statuses)
+        return tuple(Ingest(each.expected, each.ref, each.offset) for each in got.statuses)
 
     async def list_snapshots(
         self, snapshotter: str, known: Mapping[str, Snapshot] | None = None

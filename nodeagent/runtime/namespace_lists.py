@@ -203,7 +203,7 @@ class Inventory(Record):
 
     def referenced_by_containers(self) -> dict[GraphNode, None]:
         """Return all nodes reachable from containers: their writable snapshots and all parent snapshots."""
-        return self.closure(node for container in self.containers for node in self._starts_of(container))
+        return self.closure(node for container in self.containers for node in self.starts_of(container))
 
     def references_by_container(self, index: Mapping[GraphNode, int]) -> dict[str, tuple[int, ...]]:
         """Return the positions in ``index`` of the nodes reachable from each container, by container id.
@@ -214,7 +214,7 @@ class Inventory(Record):
         found = {}
         for container in self.containers:
             starts: list[GraphNode] = []
-            for node in self._starts_of(container):
+            for node in self.starts_of(container):
                 starts += (node,) if node in index else edges.get(node, ())
             key = tuple(starts)
             if key not in shared:
@@ -222,7 +222,8 @@ class Inventory(Record):
             found[container.id] = shared[key]
         return found
 
-    def _starts_of(self, container: StoredContainer) -> tuple[GraphNode, ...]:
+    def starts_of(self, container: StoredContainer) -> tuple[GraphNode, ...]:
+        """Return the nodes that a container references: itself, its snapshot, and the nodes in its labels."""
         own = (GraphNode(CONTAINERS, container.id), *self._named_by(container.labels))
         if not container.snapshotter:
             return own

@@ -26,7 +26,7 @@ from nodeagent.runtime.namespace_lists import DEFAULT_SNAPSHOTTER
 from nodeagent.runtime.storage_graph import PINNED_LABEL, ImageExtent, LayerCache
 
 if TYPE_CHECKING:
-    from nodeagent.model.runtime import Image, StorageGraph, UnreferencedPiece
+    from nodeagent.model.runtime import HeldContent, Image, StorageGraph, UnreferencedPiece
     from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, StoredContainer, StoredImage
     from nodeagent.runtime.leases import Creations, ImageLeases, UndoLeases
     from nodeagent.units import Clock
@@ -97,6 +97,15 @@ class StorageBackend:
             ObservationError: the backend has no records of references, as for CRI alone.
         """
         raise ObservationError(_NO_RECORDS)
+
+    async def find_held(
+        self, images: Sequence[Image], *, snapshotter: str | None, path: str
+    ) -> tuple[HeldContent, ...]:
+        """Return the content that no listed image references, by holder; empty for CRI alone.
+
+        The arguments are those of :meth:`build_graph`.
+        """
+        return ()
 
     async def read_store_paths(self) -> Mapping[str, str]:
         """Return the directory of each snapshotter, and of the content store under the empty name; empty if unknown."""
@@ -280,6 +289,14 @@ class ContainerdStorage(StorageBackend):
             return await self._cache_for(path).find_unreferenced(self._client, snapshotter=snapshotter)
         except RuntimeUnsupportedError as error:
             raise ObservationError(f"this runtime does not report references: {error}") from error
+
+    async def find_held(
+        self, images: Sequence[Image], *, snapshotter: str | None, path: str
+    ) -> tuple[HeldContent, ...]:
+        """Return the content that no listed image references, by holder."""
+        content_path = (await self.read_store_paths()).get("", "")
+        cache = self._cache_for(path)
+        return await cache.find_held(self._client, images, snapshotter=snapshotter, content_path=content_path)
 
     def _cache_for(self, path: str) -> LayerCache:
         if self._cache is None:

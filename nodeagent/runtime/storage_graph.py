@@ -26,6 +26,7 @@ from nodeagent.last_result import keep_last_result
 from nodeagent.model.runtime import (
     Container,
     ContainerState,
+    HeldContent,
     Image,
     ImageRecord,
     ReferenceKind,
@@ -48,6 +49,7 @@ from nodeagent.runtime.containerd import (
     StoredImage,
     is_undo,
 )
+from nodeagent.runtime.held_content import held_content, read_other_namespaces, unlisted_nodes
 from nodeagent.runtime.namespace_lists import (
     CONTENT,
     DEFAULT_SNAPSHOTTER,
@@ -389,6 +391,31 @@ class LayerCache:
                     UnreferencedPiece(piece, name, snapshot.created.at, rooted=node in rooted, parent=snapshot.parent)
                 )
         return tuple(found)
+
+    async def find_held(
+        self,
+        client: ContainerdClient,
+        images: Sequence[Image],
+        *,
+        snapshotter: str | None = None,
+        content_path: str = "",
+    ) -> tuple[HeldContent, ...]:
+        """Return the content that no listed image references, by holder; see ``held_content``.
+
+        Args:
+            client: client of containerd, in CRI's namespace.
+            images: images as listed by CRI.
+            snapshotter: the configured snapshotter; ``None`` selects the snapshotter used by most images.
+            content_path: directory of the content store; empty if unknown.
+        """
+        lists, containers = await asyncio.gather(self.list_namespace(client), client.list_containers())
+        inventory = await namespace_lists.make_inventory(client, lists, snapshotter, containers)
+        others = await read_other_namespaces(client, inventory.stored.snapshots)
+        nodes = unlisted_nodes(inventory, images)
+        usage = await self._read_usage(client, inventory, sorted(nodes))
+        pieces = {node: self._piece(node, inventory, usage) for node in nodes if node.kind == CONTENT or node in usage}
+        own = [HeldContent(ReferenceKind.INGEST, each.ref, each.written_bytes) for each in await client.list_ingests()]
+        return (*await asyncio.to_thread(held_content, inventory, images, pieces, others, content_path), *own)
 
     @property
     def snapshotters(self) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def test_pass_over_images_in_use_reports_a_shortfall_with_breakdown_and_history(
     assert "above the low threshold 80%" in report["end_detail"]
     shares = {each["part"]: each["bytes"] for each in report["breakdown"]["shares"]}
     assert shares["images-in-use"] > 0
-    assert shares["not-container-data"] > shares["images-in-use"]
+    assert shares["host-files"] > shares["images-in-use"]
     shown = nodeagent(worn, "gc", "images", "--yes", code=3)
     assert "images in use" in shown
     assert "shortfall: imagefs is " in shown

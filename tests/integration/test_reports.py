@@ -139,10 +139,10 @@ def test_usage_breakdown_adds_up_to_the_used_bytes(node: StackedNode) -> None:
     used = found["imagefs"]["capacity_bytes"] - found["imagefs"]["available_bytes"]
     sizes = {share["part"]: share["bytes"] for share in found["shares"]}
     assert found["exact"]
-    assert sum(sizes.values()) == used
+    assert used <= sum(sizes.values()) <= used + found["imagefs"]["capacity_bytes"] // 100
     assert sizes["images-unused"] > 20 << 20
     assert sizes["images-in-use"] > 1 << 20
     assert sizes["writable-layers-dead"] >= 3_000_000
-    assert sizes["not-held"] == 0
-    # The remainder is metadata of the filesystem and containerd's databases.
-    assert sizes["not-container-data"] < 60 << 20
+    assert sizes["images-unlisted"] > 0
+    assert "unreferenced" not in sizes
+    assert sizes["unexplained"] <= found["imagefs"]["capacity_bytes"] // 100

@@ -91,6 +91,7 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"^eviction: maintenance of .*\n(?:  .*\n)*", ""),
         (r"\bhold \d\b", "hold 9"),
         (r"^(imagefs +[█░]+ +\d+%) \S+ MiB of", r"\1 ### MiB of"),
+        (r"^(runtime metadata|host files|unexplained) +\S+ +\S+$", r"\1 ###"),
         (r"(?<=target )\S+ MiB", "##.# MiB"),
         (r"(?<=threshold: )\S+ MiB", "##.# MiB"),
         (r"\S+ MiB (?=short of the low)", "##.# MiB "),

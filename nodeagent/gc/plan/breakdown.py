@@ -1,4 +1,7 @@
-"""Usage breakdown of the image filesystem, which shows the data that garbage collection cannot remove."""
+"""Usage breakdown of the image filesystem: each used byte belongs to one category.
+
+The last category is the part that no reading explains, such as the filesystem's own metadata.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from nodeagent.gc.plan.image_users import find_users
 from nodeagent.model.runtime import (
     ContainerState,
     FsObservation,
+    HeldContent,
     Image,
     PieceKind,
     ReferenceKind,
     StorageGraph,
-    UnreferencedPiece,
 )
 from nodeagent.pods.plan.facts import sandbox_name
-from nodeagent.record import Record
+from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
     from nodeagent.model.node import NodeSnapshot
@@ -31,13 +34,20 @@ class UsageCategory(StrEnum):
 
     IMAGES_IN_USE = "images-in-use"
     IMAGES_UNUSED = "images-unused"
-    HELD_OTHERWISE = "held-otherwise"
-    NOT_HELD = "not-held"
+    IMAGES_UNLISTED = "images-unlisted"
+    LEASED = "leased"
+    BEING_WRITTEN = "being-written"
+    OTHER_NAMESPACES = "other-namespaces"
+    UNREFERENCED = "unreferenced"
     WRITABLE_RUNNING = "writable-layers-running"
     WRITABLE_DEAD = "writable-layers-dead"
+    RUNTIME_METADATA = "runtime-metadata"
     POD_LOGS = "pod-logs"
     POD_VOLUMES = "pod-volumes"
-    OTHER = "not-container-data"
+    DELETED_FILES = "deleted-files"
+    HOST_FILES = "host-files"
+    RESERVED = "reserved-for-root"
+    UNEXPLAINED = "unexplained"
 
 
 class MeasuredTree(Record):
@@ -54,24 +64,44 @@ class MeasuredTree(Record):
     complete: bool = True
 
 
+_HELD: Final[Mapping[ReferenceKind | None, UsageCategory]] = {
+    ReferenceKind.UNLISTED_IMAGE: UsageCategory.IMAGES_UNLISTED,
+    ReferenceKind.CONTAINER: UsageCategory.IMAGES_IN_USE,
+    ReferenceKind.LEASE: UsageCategory.LEASED,
+    ReferenceKind.GC_LABEL: UsageCategory.LEASED,
+    ReferenceKind.INGEST: UsageCategory.BEING_WRITTEN,
+    ReferenceKind.OTHER_NAMESPACE: UsageCategory.OTHER_NAMESPACES,
+    None: UsageCategory.UNREFERENCED,
+}
+"""Category of stored content that no listed image references, by the kind of its holder."""
+
+
 class MeasuredUsage(Record):
     """Disk usage measured in addition to the snapshot.
 
     Attributes:
-        unreferenced: unreferenced blobs and snapshots.
+        held: stored content that no listed image references, by holder.
         writable_bytes: size of the writable layer by container or sandbox id; ``None`` if not measured.
         logs: usage of the pod log root; ``None`` if it is on another filesystem.
         volumes: pod volume directories on the image filesystem, and large files in these directories.
-        largest: the largest other directories and files on the image filesystem.
+        metadata: the runtime's own directories and files, other than images and layers.
+        deleted: deleted files that are open, with the name of the process as path.
+        host: all other directories and files on the image filesystem; ``None`` if directories were not walked.
+        largest: the largest directories and files of ``host``.
         log_files: the largest files in the pod log root.
+        reserved_bytes: free space that only root can use.
     """
 
-    unreferenced: Sequence[UnreferencedPiece] = ()
+    held: Sequence[HeldContent] = ()
     writable_bytes: Mapping[str, int] | None = None
     logs: MeasuredTree | None = None
     volumes: Sequence[MeasuredTree] = ()
+    metadata: Sequence[MeasuredTree] = ()
+    deleted: Sequence[MeasuredTree] = ()
+    host: MeasuredTree | None = None
     largest: Sequence[MeasuredTree] = ()
     log_files: Sequence[MeasuredTree] = ()
+    reserved_bytes: int = 0
 
 
 class Share(Record):
@@ -100,9 +130,9 @@ class Breakdown(Record):
 def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: MeasuredUsage) -> Breakdown:
     """Return the usage of the image filesystem by category.
 
-    A layer shared by used and unused images counts as used. The remaining usage is data other than container data; its
-    members are the largest directories, which may not cover all of the remainder. The remainder is 0 if the categories
-    exceed the used bytes, which is possible with upper-bound sizes.
+    A layer shared by used and unused images counts as used. The last category is the used bytes minus all other
+    categories: 0 if these exceed the used bytes, as upper-bound sizes can, and not exact unless all directories were
+    read. Deleted files of unreadable processes are a part of it.
     """
     users = find_users(snapshot)
     storage = snapshot.storage
@@ -111,21 +141,28 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
         if storage is not None
         else _image_shares_by_size(snapshot, users.images)
     )
-    unreferenced_bytes = sum(each.piece.size_bytes for each in measured.unreferenced if not each.piece.references)
-    members = [(each.piece.key, each.piece.size_bytes) for each in measured.unreferenced if not each.piece.references]
-    shares.append(Share(UsageCategory.NOT_HELD, unreferenced_bytes, _largest(members)))
+    shares = _with_held(shares, measured.held, snapshot)
     shares += _writable_shares(snapshot, measured.writable_bytes or {})
+    if measured.metadata:
+        size_bytes = sum(each.size_bytes for each in measured.metadata)
+        is_exact = all(each.complete for each in measured.metadata)
+        shares.append(Share(UsageCategory.RUNTIME_METADATA, size_bytes, exact=is_exact))
     if measured.logs is not None:
         files = _largest((each.path, each.size_bytes) for each in measured.log_files)
         shares.append(Share(UsageCategory.POD_LOGS, measured.logs.size_bytes, files, exact=measured.logs.complete))
     if measured.volumes:
         shares.append(_of_trees(UsageCategory.POD_VOLUMES, measured.volumes))
+    if measured.deleted:
+        shares.append(_of_trees(UsageCategory.DELETED_FILES, measured.deleted))
+    host = measured.host
+    if host is not None:
+        files = _largest((each.path, each.size_bytes) for each in measured.largest)
+        shares.append(Share(UsageCategory.HOST_FILES, host.size_bytes, files, exact=host.complete))
+    shares.append(Share(UsageCategory.RESERVED, measured.reserved_bytes))
     used_bytes = filesystem.capacity_bytes - filesystem.available_bytes
-    other_bytes = max(0, used_bytes - sum(share.size_bytes for share in shares))
-    members = [(each.path, each.size_bytes) for each in measured.largest]
-    shares.append(
-        Share(UsageCategory.OTHER, other_bytes, _largest(members), all(each.complete for each in measured.largest))
-    )
+    rest_bytes = max(0, used_bytes - sum(share.size_bytes for share in shares))
+    is_exact = host is not None and all(share.exact or share.part is UsageCategory.DELETED_FILES for share in shares)
+    shares.append(Share(UsageCategory.UNEXPLAINED, rest_bytes, exact=is_exact))
     return Breakdown(filesystem, tuple(shares), exact=storage is not None)
 
 
@@ -146,7 +183,7 @@ def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:
 def _image_shares(
     snapshot: NodeSnapshot, storage: StorageGraph, in_use: frozenset[str], users: Mapping[str, str]
 ) -> list[Share]:
-    """Return the usage of used images, unused images and otherwise referenced content, each piece counted once."""
+    """Return the usage of used images and of unused images, each piece counted once."""
     names = {image.id: image.name for image in snapshot.images}
     counted: set[int] = set()
     shares = []
@@ -163,15 +200,26 @@ def _image_shares(
             name = names.get(image_id, image_id)
             members.append((f"{name} ({users[image_id]})" if image_id in users else name, size))
         shares.append(Share(part, total, _largest(members)))
-    others = [
-        (", ".join(kind.value for kind in piece.references), piece.size_bytes)
-        for index, piece in enumerate(storage.pieces)
-        if index not in counted and piece.references and set(piece.references) != {ReferenceKind.CONTAINER}
-    ]
-    if storage.undo_bytes:
-        others.append(("undo window of removed images", storage.undo_bytes))
-    shares.append(Share(UsageCategory.HELD_OTHERWISE, sum(size for _, size in others), _largest(others)))
     return shares
+
+
+def _with_held(shares: Sequence[Share], held: Iterable[HeldContent], snapshot: NodeSnapshot) -> list[Share]:
+    """Return the shares of images completed by the content that no listed image references."""
+    names = {each.id: each.display_name for each in snapshot.containers}
+    names |= {each.id: f"{sandbox_name(each)} (sandbox)" for each in snapshot.sandboxes}
+    members: dict[UsageCategory, list[tuple[str, int]]] = {}
+    for each in held:
+        since = f"since {each.created_at:%Y-%m-%d}" if each.created_at else ""
+        facts = ", ".join(filter(None, (each.detail, since)))
+        name = names.get(each.name, each.name)
+        members.setdefault(_HELD[each.kind], []).append((f"{name} ({facts})" if facts else name, each.size_bytes))
+    found = []
+    for share in shares:
+        own = members.pop(share.part, [])
+        size_bytes = share.size_bytes + sum(size for _, size in own)
+        found.append(replace(share, size_bytes=size_bytes, members=_largest([*share.members, *own])))
+    parts = (part for part in UsageCategory if part in members)
+    return found + [Share(part, sum(size for _, size in members[part]), _largest(members[part])) for part in parts]
 
 
 def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> list[Share]:

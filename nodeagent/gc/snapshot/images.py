@@ -19,6 +19,7 @@ from nodeagent.model.node import Hold, NodeSnapshot, PodImages
 from nodeagent.model.runtime import (
     FsObservation,
     GapCause,
+    HeldContent,
     Image,
     ImageFilesystem,
     ImageRecord,
@@ -75,6 +76,12 @@ class ImageObserver:
         status = await self.cri.status()
         paths, _ = await self.filesystem_reader.reported_paths()
         return await self.storage.find_unreferenced(snapshotter=status.snapshotter, path=next(iter(paths), "/"))
+
+    async def find_held(self, images: Sequence[Image]) -> tuple[HeldContent, ...]:
+        """Return the stored content that no image in ``images`` references, by holder; empty with CRI alone."""
+        status = await self.cri.status()
+        paths, _ = await self.filesystem_reader.reported_paths()
+        return await self.storage.find_held(images, snapshotter=status.snapshotter, path=next(iter(paths), "/"))
 
     async def find_filesystems(self) -> tuple[ImageFilesystem, ...]:
         """Return all image filesystems of a node with several; empty on a node with one.

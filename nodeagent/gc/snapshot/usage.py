@@ -11,22 +11,22 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
 from nodeagent.gc.plan.breakdown import Breakdown, MeasuredTree, MeasuredUsage, Share, break_down
+from nodeagent.host.deleted_files import read_deleted_files
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
-from nodeagent.host.filesystems import filesystem_id
+from nodeagent.host.filesystems import filesystem_id, read_reserved_bytes
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.record import replace
 
 if TYPE_CHECKING:
     from nodeagent.gc.snapshot.node import NodeSnapshotReader
     from nodeagent.model.node import NodeSnapshot
-    from nodeagent.model.runtime import FsObservation, UnreferencedPiece
+    from nodeagent.model.runtime import FsObservation, HeldContent
     from nodeagent.runtime.storage_backend import StorageBackend
 
 POD_VOLUMES: Final = KUBELET_ROOT / "pods"
@@ -64,19 +64,20 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
     filesystem = snapshot.image_filesystem
     if filesystem is None:
         raise ObservationError(snapshot.image_filesystem_error or "no reading of the image filesystem")
-    unreferenced: tuple[UnreferencedPiece, ...] = ()
+    held: tuple[HeldContent, ...] = ()
     with suppress(NodeAgentError):
-        unreferenced = await observer.images.find_unreferenced()
+        held = await observer.images.find_held(snapshot.images)
     writable = dict(snapshot.writable_bytes)
     if snapshot.storage is not None:
         with suppress(RuntimeRequestError):
             writable.update(await storage.read_writable_bytes())
-    measured = MeasuredUsage(unreferenced=unreferenced, writable_bytes=writable)
+    reserved_bytes = await asyncio.to_thread(read_reserved_bytes, filesystem.path)
+    measured = MeasuredUsage(held=held, writable_bytes=writable, reserved_bytes=reserved_bytes)
     if walk:
-        known = _image_directories(snapshot, filesystem)
+        directories = _runtime_directories(snapshot, filesystem)
         deadline_s = time.monotonic() + within_s
         limit = _Limit(deadline_s, cancelled or threading.Event())
-        measured = await asyncio.to_thread(_walk, measured, filesystem, pod_log_root, known, limit)
+        measured = await asyncio.to_thread(_walk, measured, filesystem, pod_log_root, directories, limit)
     found = break_down(snapshot, filesystem, measured)
     return found if private else await asyncio.to_thread(_public, found)
 
@@ -107,11 +108,20 @@ def _public_path(path: str) -> str:
     return shown or "/"
 
 
-def _image_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> tuple[Path, ...]:
-    """Return the directories with image data; ``runtime.imagefs_path`` may be another path on that filesystem."""
+class _RuntimeDirectories(NamedTuple):
+    """Directories with image data, and containerd's root directory, which contains them; ``None`` if unknown."""
+
+    stores: tuple[Path, ...]
+    root: Path | None
+
+
+def _runtime_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> _RuntimeDirectories:
+    """Return the directories of the runtime; ``runtime.imagefs_path`` may be another path on that filesystem."""
     path = Path(filesystem.path)
-    stores = () if snapshot.storage is None else tuple(map(Path, snapshot.storage.store_paths.values()))
-    return (path, path.parent / "io.containerd.content.v1.content", *stores)
+    paths = {} if snapshot.storage is None else snapshot.storage.store_paths
+    content = paths.get("")
+    stores = (path, path.parent / "io.containerd.content.v1.content", *map(Path, paths.values()))
+    return _RuntimeDirectories(stores, Path(content).parent if content else None)
 
 
 class _Limit(NamedTuple):
@@ -122,9 +132,13 @@ class _Limit(NamedTuple):
 
 
 def _walk(
-    measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path, known: Sequence[Path], limit: _Limit
+    measured: MeasuredUsage,
+    filesystem: FsObservation,
+    pod_log_root: Path,
+    runtime: _RuntimeDirectories,
+    limit: _Limit,
 ) -> MeasuredUsage:
-    """Return the measurements, completed by the directories on the image filesystem that are not in ``known``."""
+    """Return the measurements, completed by the directories on the image filesystem and deleted files."""
     logs = None
     if _is_on(pod_log_root, filesystem):
         logs = _reader(str(pod_log_root), limit).measure(str(pod_log_root))
@@ -133,16 +147,35 @@ def _walk(
         with suppress(OSError):
             reader = _reader(str(POD_VOLUMES), limit)
             volumes = [reader.measure(str(each)) for each in sorted(POD_VOLUMES.iterdir())]
+    stores = [str(each) for each in runtime.stores]
+    metadata = []
+    if runtime.root is not None and _is_on(runtime.root, filesystem):
+        directories = [str(each) for each in (*runtime.root.glob("io.containerd.*"), runtime.root / "tmpmounts")]
+        metadata = [_reader(each, limit).measure(each, stores) for each in directories if each not in stores]
+        metadata += [_file(f"{each}/metadata.db") for each in stores]
     top = mount_point(filesystem.path)
-    largest = _reader(top, limit).largest(top, [str(each) for each in (*known, pod_log_root, POD_VOLUMES)], LARGEST)
-    return MeasuredUsage(
-        measured.unreferenced,
-        measured.writable_bytes,
-        _measured_tree(logs) if logs is not None else None,
-        tuple(_measured_tree(part) for tree in volumes for part in tree.without_large_files()),
-        tuple(map(_measured_tree, largest)),
-        tuple(MeasuredTree(path, size_bytes) for size_bytes, path in logs.files) if logs is not None else (),
+    skip = [*stores, *(each.path for each in metadata), str(pod_log_root), str(POD_VOLUMES)]
+    largest, host = _reader(top, limit).largest(top, skip, LARGEST)
+    deleted, read_all = read_deleted_files({os.stat(top).st_dev}, limit.deadline_s)  # noqa: PTH116 - one call
+    return replace(
+        measured,
+        logs=_measured_tree(logs) if logs is not None else None,
+        volumes=tuple(_measured_tree(part) for tree in volumes for part in tree.without_large_files()),
+        metadata=tuple(map(_measured_tree, metadata)),
+        deleted=tuple(
+            MeasuredTree(f"{each.process} (process {each.pid})", each.size_bytes, read_all) for each in deleted
+        ),
+        host=_measured_tree(host),
+        largest=tuple(map(_measured_tree, largest)),
+        log_files=tuple(MeasuredTree(path, size_bytes) for size_bytes, path in logs.files) if logs is not None else (),
     )
+
+
+def _file(path: str) -> Tree:
+    """Return the disk usage of a file; 0 if the file cannot be read."""
+    with suppress(OSError):
+        return Tree(path, os.stat(path).st_blocks * 512, inodes=1)  # noqa: PTH116 - one call, no object
+    return Tree(path)
 
 
 def _reader(path: str, limit: _Limit) -> TreeReader:

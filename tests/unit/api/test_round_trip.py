@@ -72,7 +72,7 @@ def test_ended_hold_is_not_listed() -> None:
 def test_disk_usage_round_trip_keeps_breakdown(exact: bool) -> None:
     shares = (
         Share(UsageCategory.IMAGES_IN_USE, 7, (("app:v1 (shop/web)", 7),)),
-        Share(UsageCategory.OTHER, 5, (), exact=False),
+        Share(UsageCategory.UNEXPLAINED, 5, (), exact=False),
     )
     decoded = decode(
         encode(DiskUsageDocument.of(Breakdown(filesystem(91), shares, exact))), DiskUsageDocument

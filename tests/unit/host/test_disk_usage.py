@@ -74,7 +74,7 @@ def test_cancelled_measurement_reads_no_directory_and_is_incomplete(tmp_path: Pa
     cancelled = TreeReader(tmp_path.stat().st_dev, is_cancelled=lambda: True)
     found = cancelled.measure(str(tmp_path))
     assert (found.size_bytes, found.complete) == (0, False)
-    assert cancelled.largest(str(tmp_path), (), 5) == ()
+    assert cancelled.largest(str(tmp_path), (), 5)[0] == ()
 
 
 def test_other_filesystem_is_skipped(tmp_path: Path) -> None:
@@ -104,9 +104,10 @@ def test_directory_is_replaced_by_a_subdirectory_with_most_of_its_size(tmp_path:
     fill(tmp_path / "opt/two/x", 200_000)
     fill(tmp_path / "home/small", 1_000)
     skip = [str(tmp_path / "var/lib/runtime")]
-    found = reader(tmp_path).largest(str(tmp_path), skip, 2)
+    found, total = reader(tmp_path).largest(str(tmp_path), skip, 2)
     assert [each.path.removeprefix(f"{tmp_path}/") for each in found] == ["var/lib/database", "opt"]
     assert found[1].size_bytes >= 500_000
+    assert total.size_bytes == reader(tmp_path).measure(str(tmp_path), skip).size_bytes
 
 
 def test_mount_point_of_a_path_is_found(tmp_path: Path) -> None:
@@ -121,10 +122,11 @@ def test_single_large_files_are_returned_beside_the_rest_of_their_directory(tmp_
     fill(tmp_path / "srv/many/a", 1_500_000)
     for number in range(9):
         fill(tmp_path / f"srv/many/{number}", 1_000_000)
-    found = reader(tmp_path).largest(str(tmp_path), (), 10)
+    found, total = reader(tmp_path).largest(str(tmp_path), (), 10)
     names = [each.path.removeprefix(f"{tmp_path}/") for each in found]
-    assert names == ["srv/many", "opt/dump", "core.1234", "opt"]
+    assert names == ["srv/many", "opt/dump", "core.1234", "opt", "srv"]
     assert found[3].size_bytes < 3 << 20, "the file is not counted twice"
+    assert total.size_bytes == reader(tmp_path).measure(str(tmp_path)).size_bytes
 
 
 def test_number_of_files_is_bounded_and_largest_come_first(tmp_path: Path) -> None:

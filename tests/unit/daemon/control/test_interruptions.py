@@ -189,18 +189,19 @@ async def test_names_from_directories_of_root_are_added_up_in_the_disk_usage_of_
         class Reader:
             def __init__(self, *_: object, **__: object) -> None: ...
 
-            def measure(self, path: str) -> Tree:
+            def measure(self, path: str, _skip: object = ()) -> Tree:
                 return Tree(path)
 
-            def largest(self, *_: object) -> tuple[Tree, ...]:
-                return Tree(f"{closed}/alice/deep/a", 5), Tree(f"{closed}/bob", 4), Tree(f"{place}/gone/c", 3)
+            def largest(self, *_: object) -> tuple[tuple[Tree, ...], Tree]:
+                trees = Tree(f"{closed}/alice/deep/a", 5), Tree(f"{closed}/bob", 4), Tree(f"{place}/gone/c", 3)
+                return trees, Tree("/", 12)
 
         monkeypatch.setattr("nodeagent.gc.snapshot.usage.TreeReader", Reader)
 
         async def sizes(peer: Peer) -> dict[str, int]:
             node.peer[0] = peer
             shares = {each["part"]: each for each in (await node.ask("DiskUsage"))["shares"]}
-            return {each["name"]: each["bytes"] for each in shares["not-container-data"]["largest"]}
+            return {each["name"]: each["bytes"] for each in shares["host-files"]["largest"]}
 
         assert await sizes(ROOT) == {f"{closed}/alice/deep/a": 5, f"{closed}/bob": 4, f"{place}/gone/c": 3}
         assert await sizes(MEMBER) == {str(closed): 9, place: 3}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from nodeagent.gc.plan.breakdown import MeasuredTree, MeasuredUsage, UsageCategory, break_down, sharing_tree
-from nodeagent.model.runtime import ContainerState, ReferenceKind, UnreferencedPiece
-from tests.unit.builders import MIB, container, filesystem, graph, image, piece, sandbox, snapshot, used
+from nodeagent.model.runtime import ContainerState, HeldContent, ReferenceKind
+from tests.unit.builders import MIB, NOW, container, filesystem, graph, image, piece, sandbox, snapshot, used
 
 PIECES = [
     piece("base", 30),
     piece("own-a", 5),
     piece("own-b", 7),
-    piece("leased", 2, references=[ReferenceKind.LEASE]),
 ]
 
 
@@ -27,30 +26,58 @@ def test_shares_add_up_to_the_used_bytes() -> None:
         image_filesystem=fs,
     )
     measured = MeasuredUsage(
-        unreferenced=[UnreferencedPiece(piece("lost", 11), "overlayfs", None)],
+        held=[
+            HeldContent(None, "lost", 11 * MIB),
+            HeldContent(ReferenceKind.LEASE, "old", 2 * MIB, NOW, "no expiry"),
+            HeldContent(ReferenceKind.UNLISTED_IMAGE, "r/broken:1", 3 * MIB, None, "1 of 3 blobs missing"),
+            HeldContent(ReferenceKind.CONTAINER, "dead", 1 * MIB, None, "image removed"),
+            HeldContent(ReferenceKind.OTHER_NAMESPACE, "moby", 6 * MIB),
+            HeldContent(ReferenceKind.OTHER_NAMESPACE, "buildkit", 7 * MIB),
+            HeldContent(ReferenceKind.INGEST, "layer-1", 1 * MIB),
+        ],
         writable_bytes={"run": 3 * MIB, "dead": 4 * MIB, "0123456789abcdef": 1 * MIB},
         logs=MeasuredTree("/var/log/pods", 13 * MIB),
         volumes=[MeasuredTree("/pods/x", 17 * MIB, complete=False)],
-        largest=[MeasuredTree("/opt", 100 * MIB), MeasuredTree("/usr", 200 * MIB)],
+        metadata=[MeasuredTree("/var/lib/containerd/io.containerd.metadata.v1.bolt", 5 * MIB)],
+        deleted=[MeasuredTree("logger (process 7)", 8 * MIB, complete=False)],
+        host=MeasuredTree("/", 300 * MIB),
+        largest=[MeasuredTree("/opt", 100 * MIB), MeasuredTree("/usr", 190 * MIB)],
+        reserved_bytes=20 * MIB,
     )
     found = break_down(observed, fs, measured)
     sizes = {share.part: share.size_bytes // MIB for share in found.shares}
-    rest = 600 - (35 + 7 + 2 + 11 + 4 + 4 + 13 + 17)
     assert sizes == {
-        UsageCategory.IMAGES_IN_USE: 35,
+        UsageCategory.IMAGES_IN_USE: 36,
         UsageCategory.IMAGES_UNUSED: 7,
-        UsageCategory.HELD_OTHERWISE: 2,
-        UsageCategory.NOT_HELD: 11,
+        UsageCategory.IMAGES_UNLISTED: 3,
+        UsageCategory.LEASED: 2,
+        UsageCategory.BEING_WRITTEN: 1,
+        UsageCategory.OTHER_NAMESPACES: 13,
+        UsageCategory.UNREFERENCED: 11,
         UsageCategory.WRITABLE_RUNNING: 4,
         UsageCategory.WRITABLE_DEAD: 4,
         UsageCategory.POD_LOGS: 13,
         UsageCategory.POD_VOLUMES: 17,
-        UsageCategory.OTHER: rest,
+        UsageCategory.RUNTIME_METADATA: 5,
+        UsageCategory.DELETED_FILES: 8,
+        UsageCategory.HOST_FILES: 300,
+        UsageCategory.RESERVED: 20,
+        UsageCategory.UNEXPLAINED: 600 - 444,
     }
+    assert sum(sizes.values()) == 600
     members = {share.part: share.members for share in found.shares}
-    assert members[UsageCategory.IMAGES_IN_USE] == (("r/a:1 (shop/job, shop/web)", 35 * MIB),)
-    assert [name for name, _ in members[UsageCategory.OTHER]] == ["/usr", "/opt"]
-    assert {share.part for share in found.shares if not share.exact} == {UsageCategory.POD_VOLUMES}
+    assert members[UsageCategory.IMAGES_IN_USE] == (
+        ("r/a:1 (shop/job, shop/web)", 35 * MIB),
+        ("shop/job/app (image removed)", 1 * MIB),
+    )
+    assert members[UsageCategory.LEASED] == (("old (no expiry, since 2026-03-01)", 2 * MIB),)
+    assert members[UsageCategory.OTHER_NAMESPACES] == (("buildkit", 7 * MIB), ("moby", 6 * MIB))
+    assert [name for name, _ in members[UsageCategory.HOST_FILES]] == ["/usr", "/opt"]
+    assert {share.part for share in found.shares if not share.exact} == {
+        UsageCategory.POD_VOLUMES,
+        UsageCategory.DELETED_FILES,
+        UsageCategory.UNEXPLAINED,
+    }
 
 
 def test_writable_layers_of_sandboxes_have_the_names_of_their_pods_and_count_by_their_state() -> None:
@@ -67,7 +94,7 @@ def test_upper_bound_sizes_are_marked_and_the_remainder_is_not_negative() -> Non
     observed = snapshot((image("a", "r/a:1", size_mib=900), used(1)), image_filesystem=fs)
     found = break_down(observed, fs, MeasuredUsage())
     assert not found.exact
-    assert {share.part: share.size_bytes for share in found.shares}[UsageCategory.OTHER] == 0
+    assert {share.part: share.size_bytes for share in found.shares}[UsageCategory.UNEXPLAINED] == 0
 
 
 def test_images_are_grouped_by_common_layers() -> None:

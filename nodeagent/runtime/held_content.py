@@ -1,0 +1,152 @@
+"""Stored content that no listed image references, by the object that keeps it.
+
+Each blob and snapshot belongs to one holder, the first in this order: image names that CRI does not list, containers,
+leases, labels, other namespaces. CRI does not list an image whose manifest or config cannot be read: its content is
+kept by its name, and no pass frees it. Namespaces share the bytes of a blob.
+
+Writable snapshots of containers are omitted, since their usage is measured with the containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from nodeagent.errors import RuntimeRequestError
+from nodeagent.model.runtime import HeldContent, ReferenceKind
+from nodeagent.record import replace
+from nodeagent.runtime.connection import run_bounded
+from nodeagent.runtime.containerd import is_undo
+from nodeagent.runtime.namespace_lists import CONTENT, SNAPSHOTS, GraphNode, Inventory, expiry_of
+from nodeagent.units import format_time
+
+if TYPE_CHECKING:
+    from nodeagent.model.runtime import Image, StoredPiece
+    from nodeagent.runtime.containerd import ContainerdClient, ContentLease, Ingest
+
+
+class OtherNamespace(NamedTuple):
+    """Content of a namespace other than CRI's: size by blob, size of all snapshots, and blobs being written."""
+
+    name: str
+    blobs: Mapping[str, int]
+    snapshots_bytes: int
+    ingests: tuple[Ingest, ...]
+
+
+async def read_other_namespaces(client: ContainerdClient, snapshotters: Collection[str]) -> tuple[OtherNamespace, ...]:
+    """Return the content of each namespace other than the client's; unreadable snapshots count as 0 bytes.
+
+    Raises:
+        RuntimeUnavailableError: no connection.
+        RuntimeRequestError: a list of namespaces, blobs or blobs being written failed.
+    """
+    found = []
+    for name in await client.list_namespaces():
+        if name == client.namespace:
+            continue
+        other = client.in_namespace(name)
+        blobs = {digest: blob.size_bytes for digest, blob in (await other.list_content()).items()}
+        sizes = [await _snapshot_bytes(other, snapshotter) for snapshotter in snapshotters]
+        found.append(OtherNamespace(name, blobs, sum(sizes), await other.list_ingests()))
+    return tuple(found)
+
+
+async def _snapshot_bytes(client: ContainerdClient, snapshotter: str) -> int:
+    async def usage(key: str) -> int:
+        with suppress(RuntimeRequestError):
+            return (await client.snapshot_usage(snapshotter, key)).size_bytes
+        return 0
+
+    with suppress(RuntimeRequestError):
+        return sum(await run_bounded(usage, list(await client.list_snapshots(snapshotter))))
+    return 0
+
+
+def unlisted_nodes(inventory: Inventory, images: Iterable[Image]) -> set[GraphNode]:
+    """Return every blob and snapshot that no listed image references, without the writable snapshots of containers."""
+    listed = _listed_names(images)
+    of_images = inventory.referenced_by_images(each for each in inventory.images if each.name in listed)
+    writable = {GraphNode(SNAPSHOTS + each.snapshotter, each.snapshot_key) for each in inventory.containers}
+    return inventory.stored.existing.difference(of_images, writable)
+
+
+def _listed_names(images: Iterable[Image]) -> set[str]:
+    return {name for image in images for name in (image.id, *image.references)}
+
+
+def held_content(
+    inventory: Inventory,
+    images: Iterable[Image],
+    pieces: Mapping[GraphNode, StoredPiece],
+    others: Iterable[OtherNamespace],
+    content_path: str,
+) -> tuple[HeldContent, ...]:
+    """Return the content that no listed image references, by holder, in a fixed order.
+
+    Args:
+        inventory: reading of CRI's namespace.
+        images: images as listed by CRI.
+        pieces: the pieces of :func:`unlisted_nodes`; nodes without a piece have an unknown size.
+        others: content of the other namespaces.
+        content_path: directory of the content store, to find missing files; empty if unknown.
+    """
+    remaining = dict(pieces)
+
+    def take(nodes: Iterable[GraphNode]) -> int:
+        return sum(remaining.pop(node).size_bytes for node in nodes if node in remaining)
+
+    found = [
+        HeldContent(kind, name, take(nodes), created_at, detail)
+        for kind, name, created_at, detail, nodes in _holders(inventory, images, content_path)
+    ]
+    for other in others:
+        shared = take(node for node in sorted(remaining) if node.kind == CONTENT and node.id in other.blobs)
+        own = sum(size for digest, size in other.blobs.items() if digest not in inventory.stored.blobs)
+        size_bytes = shared + own + other.snapshots_bytes
+        found.append(HeldContent(ReferenceKind.OTHER_NAMESPACE, other.name, size_bytes))
+        found += [HeldContent(ReferenceKind.INGEST, each.ref, each.written_bytes) for each in other.ingests]
+    found += [HeldContent(None, node.id, piece.size_bytes) for node, piece in sorted(remaining.items())]
+    return tuple(each for each in found if each.size_bytes)
+
+
+def _holders(
+    inventory: Inventory, images: Iterable[Image], content_path: str
+) -> Iterator[tuple[ReferenceKind, str, datetime | None, str, Iterable[GraphNode]]]:
+    """Yield kind, name, creation time, detail and referenced nodes of each possible holder in CRI's namespace."""
+    listed = _listed_names(images)
+    for image in inventory.images:
+        if image.name not in listed:
+            reached = inventory.referenced_by_images([image])
+            detail = _missing(inventory, reached, content_path) or "not listed by CRI"
+            yield ReferenceKind.UNLISTED_IMAGE, image.name, image.created.at, detail, reached
+    for container in inventory.containers:
+        reached = inventory.closure(inventory.starts_of(container))
+        yield ReferenceKind.CONTAINER, container.id, None, "image removed", reached
+    for lease in inventory.leases:
+        leased = replace(inventory, leases=(lease,)).referenced_by_leases()
+        yield ReferenceKind.LEASE, lease[0].id, lease[0].created.at, _expiry(lease[0]), leased
+    for node in sorted(inventory.stored.rooted | inventory.stored.held):
+        yield ReferenceKind.GC_LABEL, node.id, None, "label containerd.io/gc", inventory.closure([node])
+
+
+def _missing(inventory: Inventory, reached: Iterable[GraphNode], content_path: str) -> str:
+    """Return how many blobs of an image are missing in the records or as files; empty if none is."""
+    blobs = [node for node in reached if node.kind == CONTENT and node not in inventory.stored.optional]
+    missing = sum(node not in inventory.stored.existing or not _has_file(content_path, node.id) for node in blobs)
+    return f"{missing} of {len(blobs)} blobs missing" if missing else ""
+
+
+def _has_file(content_path: str, digest: str) -> bool:
+    algorithm, _, encoded = digest.partition(":")
+    return not content_path or Path(content_path, "blobs", algorithm, encoded).exists()
+
+
+def _expiry(lease: ContentLease) -> str:
+    if is_undo(lease):
+        return "undo window of removed images"
+    expiry = expiry_of(lease)
+    return "no expiry" if expiry is None else f"until {format_time(expiry)}"
