@@ -19,6 +19,25 @@ def is_text(value: str) -> bool:
     return len(value) <= LONGEST_TEXT and value.isprintable()
 
 
+MOST_PATTERNS: Final = 64
+
+
+def parse_patterns(text: str) -> tuple[str, ...]:
+    """Return the image patterns in the field ``only``, in which commas separate them: no image name has a comma.
+
+    Raises:
+        UsageError: a pattern is empty, or the text has too many patterns, is too long or unprintable.
+    """
+    if not is_text(text):
+        raise UsageError(f"only: {TEXT_FORM}; nothing was removed")
+    patterns = tuple(each.strip() for each in text.split(","))
+    if "" in patterns:
+        raise UsageError("only: a pattern is empty; nothing was removed; give a name, an id, a digest or a name with *")
+    if len(patterns) > MOST_PATTERNS:
+        raise UsageError(f"only: {len(patterns)} patterns, at most {MOST_PATTERNS}; nothing was removed; use *")
+    return patterns
+
+
 class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request without fields."""
 
@@ -29,10 +48,13 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         scope: ``images``, ``containers`` or ``all``.
         lasts_seconds: validity of the saved plan in seconds; 0 for a preview.
+        only: patterns of the images to remove, see ``parse_patterns``; ``None`` for a pass without a selection. The
+            plan is a preview: the control API removes no selected images.
     """
 
     scope: str = ""
     lasts_seconds: float = 0.0
+    only: str | None = None
 
 
 class HistoryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,7 +30,7 @@ from nodeagent.gc.executor import Outcome, PassEnd, PassReport
 from nodeagent.gc.pass_state import Preview, offered_window_s
 from nodeagent.gc.plan.policy import LIMITS, ImageGCPolicy, Scope
 from nodeagent.gc.plan.saved_plan import parse_plan
-from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, Verdict
+from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, ReasonCode, Verdict
 from nodeagent.record import Record, field, replace
 from nodeagent.text import Cut
 from nodeagent.units import SystemClock, format_bytes, format_duration, format_time
@@ -88,9 +88,18 @@ def decision_lines(
     return table.lines(columns)
 
 
+def _kept(plan: Plan, *, selected: bool = False) -> list[Decision]:
+    """Return the kept items of a plan; with ``selected`` only those of the images that the user selected."""
+    return [
+        each
+        for each in plan.decisions
+        if each.verdict is not Verdict.REMOVE and not (selected and each.reason.code is ReasonCode.NOT_IN_PLAN)
+    ]
+
+
 def kept_summary(plan: Plan) -> Line:
     """Return the number of kept items by reason, in one line."""
-    kept = [decision for decision in plan.decisions if decision.verdict is not Verdict.REMOVE]
+    kept = _kept(plan)
     line = Line(f"Keeps {len(kept)} of {len(plan.decisions)} {plan.kind}")
     counted = Counter(decision.reason.code.value for decision in kept)
     if counted:
@@ -98,8 +107,13 @@ def kept_summary(plan: Plan) -> Line:
     return line
 
 
-def plan_lines(plan: Plan, columns: int | None, *, show_kept: bool, wide: bool = False) -> Iterator[Line]:
-    """Yield a plan: the removals with their reasons, and the kept items as a summary or in full."""
+def plan_lines(
+    plan: Plan, columns: int | None, *, show_kept: bool, wide: bool = False, selected: bool = False
+) -> Iterator[Line]:
+    """Yield a plan: the removals with their reasons, and the kept items as a summary or in full.
+
+    With ``selected``, the kept images that the user selected are listed in addition to the summary.
+    """
     removals = plan.removals
     if plan.blocked:
         yield Line(f"{plan.kind}: no decision: {plan.blocked}", "bold red")
@@ -118,11 +132,10 @@ def plan_lines(plan: Plan, columns: int | None, *, show_kept: bool, wide: bool =
         limited = sum(each.reason.code in LIMITS for each in plan.decisions)
         rest = f"{limited} more kept by the limit per pass" if limited else "no other image may be removed"
         yield Line(f"Shortfall to the low threshold: {format_bytes(plan.shortfall_bytes)}; {rest}", "yellow")
-    if show_kept:
-        kept = [decision for decision in plan.decisions if decision.verdict is not Verdict.REMOVE]
-        if kept:
-            yield from decision_lines(plan, kept, columns, numbered=False, wide=wide)
-    else:
+    kept = _kept(plan, selected=not show_kept) if show_kept or selected else []
+    if kept:
+        yield from decision_lines(plan, kept, columns, numbered=False, wide=wide)
+    if not show_kept:
         yield kept_summary(plan)
     yield from warning_lines(plan.warnings)
     yield Line()
@@ -136,8 +149,9 @@ def preview_lines(
     *,
     show_kept: bool,
     wide: bool = False,
+    selected: bool = False,
 ) -> Iterator[Line]:
-    """Yield runtime, filesystem usage, warnings and plans of a preview."""
+    """Yield runtime, filesystem usage, warnings and plans of a preview; ``selected`` as in :func:`plan_lines`."""
     info = snapshot.runtime
     yield Line(f"{info.name} {info.version} at {info.endpoint}, {snapshot.role.value}", "dim")
     if snapshot.image_filesystems:
@@ -149,7 +163,7 @@ def preview_lines(
     yield from warning_lines(snapshot.warnings)
     yield Line()
     for plan in plans:
-        yield from plan_lines(plan, columns, show_kept=show_kept, wide=wide)
+        yield from plan_lines(plan, columns, show_kept=show_kept, wide=wide, selected=selected)
 
 
 def _usage_lines(snapshot: NodeSnapshot, columns: int | None, policy: ImageGCPolicy | None) -> Iterator[Line]:
@@ -213,7 +227,7 @@ _PLAN_LIFETIME_S: Final = 600.0
 
 
 class CollectOptions(Record):
-    """The options of one ``gc`` command."""
+    """The options of one ``gc`` command; ``only`` are patterns of the images to remove, empty for all images."""
 
     scope: str
     config: Path | None
@@ -223,6 +237,7 @@ class CollectOptions(Record):
     show_kept: bool
     overrides: Mapping[str, str | int] = field(default_factory=dict)
     direct: bool = False
+    only: tuple[str, ...] = ()
 
     @property
     def is_table(self) -> bool:
@@ -234,7 +249,8 @@ def collect(request: CollectOptions) -> None:
     """Print the planned removals, then remove the items unless the command is a dry run or the user declines.
 
     Raises:
-        UsageError: neither ``--yes`` nor ``--dry-run`` is set, and a confirmation is impossible without a terminal.
+        UsageError: neither ``--yes`` nor ``--dry-run`` is set, and a confirmation is impossible without a terminal; or
+            a pattern selects no image.
         NodeAgentError: the node could not be observed.
     """
     if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.is_table):
@@ -244,6 +260,11 @@ def collect(request: CollectOptions) -> None:
         )
     agent = daemon_for_user(request.config, request.overrides, root_too=request.dry_run, direct=request.direct)
     if agent is not None:
+        if request.only and not request.dry_run:
+            raise UsageError(
+                "nothing was removed: --only removes images at any usage of imagefs and requires root; --dry-run lists "
+                "the removals"
+            )
         sys.exit(_collect_through_agent(request, agent))
     loaded = load_settings(request.config, request.overrides)
     sys.exit(run_async(_collect(request, loaded)))
@@ -253,7 +274,7 @@ def _collect_through_agent(request: CollectOptions, agent: ControlConnection) ->
     """Print the preview of the daemon, then request the removals unless the user declines; return the exit code."""
     saved: str | None = None
     if not request.yes or request.dry_run:
-        fields = {"scope": request.scope}
+        fields = {"scope": request.scope, "only": ",".join(request.only)}
         document = agent.call("Plan", documents.PreviewDocument, fields, within_s=OBSERVED_WITHIN_S)
         preview = show_document(request, document)
         predicted = predicted_exit_code(preview)
@@ -345,6 +366,7 @@ def _print_preview(request: CollectOptions, preview: Preview, policy: ImageGCPol
             display.columns,
             show_kept=request.show_kept,
             wide=request.output == "wide",
+            selected=bool(request.only),
         )
     )
 
@@ -356,7 +378,7 @@ async def _collect(request: CollectOptions, settings: Settings) -> ExitCode:
 
     warn_of_pause(settings)
     async with open_for_command(settings, record=True, dry_run=False) as agent:
-        preview = await agent.collector.prepare(Scope(request.scope))
+        preview = await agent.collector.prepare(Scope(request.scope), request.only)
         if request.is_table:
             show_preview(request, agent, preview)
         window_s = offered_window_s(settings, preview)
@@ -364,7 +386,8 @@ async def _collect(request: CollectOptions, settings: Settings) -> ExitCode:
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
         if preview.acts:
-            rounds = MAX_ROUNDS if request.yes else 1  # a confirmation covers only the listed items
+            # a confirmation covers only the listed items, and further rounds plan without the selection
+            rounds = MAX_ROUNDS if request.yes and not request.only else 1
             report = await run_interruptibly(
                 agent, preview, trigger="command", rounds=rounds, progress=request.is_table
             )
@@ -382,7 +405,7 @@ async def _preview(request: CollectOptions, settings: Settings) -> ExitCode:
     from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
 
     async with open_previewer(settings) as previewer:
-        preview = await previewer.preview(Scope(request.scope))
+        preview = await previewer.preview(Scope(request.scope), request.only)
     show_preview(request, previewer, preview)
     if not request.dry_run:
         note_dry_run()

@@ -179,7 +179,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "gc images": (
         ("Preview the next pass of image GC", "nodeagent gc images --dry-run"),
         ("Remove unused images until imagefs is 60% full", "nodeagent gc images --high 61 --low 60"),
-        ("Remove images that were unused for a month", "nodeagent gc images --maximum-unused-age 30d --yes"),
+        ("Remove the unused images of a repository", "nodeagent gc images --only 'registry.example/team/app:*'"),
     ),
     "gc containers": (
         ("Preview the removal of dead containers", "nodeagent gc containers --dry-run"),

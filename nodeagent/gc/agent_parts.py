@@ -7,7 +7,7 @@ and history) are not imported here: their import takes as long as an observation
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -179,9 +179,9 @@ class Previewer(Record):
     settings: Settings
     observer: NodeSnapshotReader
 
-    async def preview(self, scope: Scope) -> Preview:
-        """Observe and plan a pass without any change to the node."""
-        return await preview_pass(self.observer, self.settings.policy, scope)
+    async def preview(self, scope: Scope, patterns: Sequence[str] = ()) -> Preview:
+        """Observe and plan a pass without any change to the node; ``patterns`` select images as in ``plans_for``."""
+        return await preview_pass(self.observer, self.settings.policy, scope, patterns)
 
 
 @asynccontextmanager

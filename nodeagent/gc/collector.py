@@ -61,17 +61,17 @@ class Collector(Record):
     undo: ImageUndo | None = None
     dry_run: bool = False
 
-    async def prepare(self, scope: Scope) -> pass_state.Preview:
-        """Complete interrupted removals, then observe and plan a pass."""
+    async def prepare(self, scope: Scope, patterns: Sequence[str] = ()) -> pass_state.Preview:
+        """Complete interrupted removals, then observe and plan a pass; ``patterns`` as in ``plans_for``."""
         await self._recover()
-        return await self.preview(scope)
+        return await self.preview(scope, patterns)
 
-    async def preview(self, scope: Scope) -> pass_state.Preview:
-        """Observe and plan without any change to the node.
+    async def preview(self, scope: Scope, patterns: Sequence[str] = ()) -> pass_state.Preview:
+        """Observe and plan without any change to the node; ``patterns`` select images as in ``plans_for``.
 
         Interrupted removals are not completed, since their completion takes seconds and requires the pass lock.
         """
-        return await pass_state.preview_pass(self.observer, self.policy, scope)
+        return await pass_state.preview_pass(self.observer, self.policy, scope, patterns)
 
     async def prepare_saved(self, saved: SavedPlan) -> tuple[pass_state.Preview, tuple[Drift, ...]]:
         """Complete interrupted removals, then observe and plan the removals of a saved plan.
@@ -100,7 +100,8 @@ class Collector(Record):
             preview: the plans of the first round, carried out as shown.
             trigger: cause of the pass, for the history.
             stop: event that, when set, ends the pass between two items.
-            max_rounds: with 1, only removals listed in ``preview`` are executed.
+            max_rounds: with 1, only removals listed in ``preview`` are executed; required for selected images, since
+                further rounds plan without the selection.
             on_result: called with each result.
             recorder: records each round before its first removal, and each result; not used by a dry run.
         """

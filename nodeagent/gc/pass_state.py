@@ -15,6 +15,8 @@ from msgspec.structs import force_setattr
 
 from nodeagent.errors import NodeAgentError
 from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassReport, Result, bytes_in_undo_windows
+from nodeagent.gc.plan.image_protection import select_images
+from nodeagent.gc.plan.image_users import find_users
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import GCPolicy, Scope, Spent
 from nodeagent.guarded_call import GuardedCall, HangingCallError
@@ -83,19 +85,40 @@ class Preview(Record):
         return (PassEnd.COMPLETE if self.acts else PassEnd.NOTHING_TO_DO), ""
 
 
-async def preview_pass(observer: SnapshotReader, policy: GCPolicy, scope: Scope) -> Preview:
-    """Observe and plan a pass without any change to the node.
+async def preview_pass(
+    observer: SnapshotReader, policy: GCPolicy, scope: Scope, patterns: Sequence[str] = ()
+) -> Preview:
+    """Observe and plan a pass without any change to the node; ``patterns`` select images as in :func:`plans_for`.
 
     Plans are computed in a thread, since planning for a large node would delay the other tasks of the daemon.
     """
     snapshot = await observer.observe(scope)
-    return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy))
+    return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy, None, patterns))
 
 
 def plans_for(
-    scope: Scope, snapshot: NodeSnapshot, policy: GCPolicy, only: frozenset[str] | None = None
+    scope: Scope,
+    snapshot: NodeSnapshot,
+    policy: GCPolicy,
+    only: frozenset[str] | None = None,
+    patterns: Sequence[str] = (),
 ) -> tuple[Plan, ...]:
-    """Return the plans of a pass over ``scope``, in order of execution; ``only`` limits the removals to these ids."""
+    """Return the plans of a pass over ``scope``, in order of execution.
+
+    Args:
+        scope: kinds of items in the pass.
+        snapshot: snapshot of the node.
+        policy: policies of all planners.
+        only: ids of the items that may be removed; ``None`` for all items.
+        patterns: the images to remove, as in ``select_images``: unused images at any filesystem usage, and no other
+            item, whatever ``only``; empty for a pass without a selection.
+
+    Raises:
+        UsageError: a pattern selects no image, or is invalid.
+    """
+    if patterns:
+        selected = select_images(patterns, snapshot.images, find_users(snapshot).index)
+        return (plan_image_gc(snapshot, policy.images, remove_all_unused=True, only=selected),)
     if scope is Scope.IMAGES:
         return (plan_image_gc(snapshot, policy.images, only=only),)
     from nodeagent.gc.plan.planner import plan_all, plan_containers  # noqa: PLC0415 - not needed for a list of images

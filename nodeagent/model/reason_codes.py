@@ -133,10 +133,10 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.UNUSED_TOO_LONG: (
         "no use observed for {unused_s}, more than the maximum of {maximum_s}; observed since {observed_since_at}"
     ),
-    ReasonCode.ALL_UNUSED: "unused; all unused images are removed",
+    ReasonCode.ALL_UNUSED: "unused; removed at any usage of imagefs",
     ReasonCode.EVICTION_THRESHOLD_MET: "unused; removed to clear an eviction threshold",
     ReasonCode.IRREPLACEABLE_LAST: "cannot be pulled again: {how}; removed last, as no other image frees enough",
-    ReasonCode.IRREPLACEABLE_UNUSED: "cannot be pulled again: {how}; unused, all unused images are removed",
+    ReasonCode.IRREPLACEABLE_UNUSED: "cannot be pulled again: {how}; unused, removed at any usage of imagefs",
     ReasonCode.IN_USE_BY_CONTAINER: "in use by {count} container(s): {containers}{note}",
     ReasonCode.IN_USE_BY_SANDBOX: "in use by {count} sandbox(es): {sandboxes}{note}",
     ReasonCode.SANDBOX_IMAGE: "sandbox image of the runtime ({how})",
@@ -173,7 +173,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.FREES_NO_SPACE: "its removal frees no space on {where}",
     ReasonCode.FAILED_EARLIER: "removal failed in this pass: {detail}",
     ReasonCode.RUNTIME_INCONSISTENT: "the lists of the runtime contradict each other: {detail}",
-    ReasonCode.NOT_IN_PLAN: "not in the applied plan",
+    ReasonCode.NOT_IN_PLAN: "not in the applied plan, or not selected by --only",
     ReasonCode.POD_DELETED: "pod deleted: {how}",
     ReasonCode.POD_FINISHED: "pod finished, and disk space is needed: {how}",
     ReasonCode.OVER_PER_CONTAINER_LIMIT: "dead container {rank} of {name}, newest first; keeping {limit} per container",

@@ -46,12 +46,44 @@ def _add_gc_command(scope: str, setting_options: Iterable[options.SettingOption]
         )
 
 
-_add_gc_command(
-    "images",
-    options.IMAGE_GC,
-    "Remove unused images, least recently used first.\n\n"
-    "Removal starts when the usage of imagefs reaches the high threshold, and stops at the low threshold.",
-)
+@gc_app.command("images", epilog=EPILOG)
+@options.with_setting_options(*options.IMAGE_GC)
+def gc_images(
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
+    dry_run: options.DryRunOption = False,
+    yes: options.YesOption = False,
+    output: options.PlanOutputOption = options.PlanOutput.TABLE,
+    kept: options.KeptOption = False,
+    direct: options.DirectOption = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="PATTERN",
+            help="Remove these unused images at any usage; repeatable",
+            autocompletion=image_names,
+        ),
+    ] = None,
+    *,
+    overrides: options.Overrides,
+) -> None:
+    """Remove unused images, least recently used first.
+
+    Removal starts when the usage of imagefs reaches the high threshold, and stops at the low threshold. With --only, it
+    does not depend on the usage: the images are given by name, id, digest, or a name with *.
+    """
+    from nodeagent.api.requests import parse_patterns  # noqa: PLC0415
+    from nodeagent.cli.gc import CollectOptions, collect  # noqa: PLC0415
+
+    collect(
+        CollectOptions(
+            *("images", config, dry_run, yes, output.value, kept, options.at_endpoint(endpoint, overrides), direct),
+            only=parse_patterns(",".join(only)) if only else (),
+        )
+    )
+
+
 _add_gc_command("containers", options.CONTAINER_GC, "Remove dead containers, empty sandboxes, orphaned logs.")
 _add_gc_command(
     "all", (*options.IMAGE_GC, *options.CONTAINER_GC), "Remove dead containers, sandboxes, logs, unused images."

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent import __version__
 from nodeagent.api.common import Document, encode_line, plain
+from nodeagent.api.requests import parse_patterns
 from nodeagent.daemon.control.requests import (
     CALLER,
     RequestedPass,
@@ -43,6 +44,7 @@ from nodeagent.gc.documents.passes import Report, ResultDocument
 from nodeagent.gc.documents.undo import Undone, encode_saved_plan
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.image_protection import EXPRESSION_PREFIX, parse_rule
+from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.restore import UndoOutcome
 from nodeagent.host.node import node_identity
 from nodeagent.loops.clock_reading import read_clocks, stored_trust
@@ -77,6 +79,19 @@ _POLL_INTERVAL_S: Final = 0.1
 _STOP_WITHIN_S: Final = 8.0
 
 
+def _patterns_of(only: str | None, scope: Scope) -> tuple[str, ...]:
+    """Return the image patterns of a request; empty for a request without the field.
+
+    Raises:
+        UsageError: the field ``only`` is invalid, or the scope includes other items than images.
+    """
+    if only is None:
+        return ()
+    if scope is not Scope.IMAGES:
+        raise UsageError("only: requires scope images; nothing was removed")
+    return parse_patterns(only)
+
+
 class ControlService:
     """Operations of the control API. The control server checks the access of the caller before each call.
 
@@ -106,8 +121,11 @@ class ControlService:
         """Return the plan of a pass that starts now; with ``lasts_seconds``, a plan to save for a later apply."""
         scope = parse_scope(request.scope)
         lasts_s = check_number(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
+        patterns = _patterns_of(request.only, scope)
+        if patterns and lasts_s:
+            raise UsageError("only: a plan of selected images cannot be saved")
         if not lasts_s:
-            return await self._document(lambda agent: gc.preview_collection(agent, scope))
+            return await self._document(lambda agent: gc.preview_collection(agent, scope, patterns))
 
         async def save(agent: Agent) -> Mapping[str, object]:
             preview = await agent.collector.preview(scope)

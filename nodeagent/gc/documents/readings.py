@@ -41,13 +41,14 @@ _PAST_PASSES: Final = 5
 _MAX_SIMILAR: Final = 3
 
 
-async def preview_collection(agent: Agent, scope: Scope) -> PreviewDocument:
-    """Return the preview of a pass that starts now.
+async def preview_collection(agent: Agent, scope: Scope, patterns: Sequence[str] = ()) -> PreviewDocument:
+    """Return the preview of a pass that starts now; ``patterns`` select images as in ``plans_for``.
 
     Raises:
+        UsageError: a pattern selects no image, or is invalid.
         NodeAgentError: the node cannot be observed.
     """
-    preview = await agent.collector.preview(scope)
+    preview = await agent.collector.preview(scope, patterns)
     return await _document(scope, preview, agent)
 
 

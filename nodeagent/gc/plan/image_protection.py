@@ -30,6 +30,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent import linear_expression
+from nodeagent.errors import UsageError
 from nodeagent.gc.plan.image_users import (
     ImageIndex,
     ImageUsers,
@@ -435,6 +436,44 @@ def images_named(texts: Sequence[str], images: Sequence[Image], index: ImageInde
     return {image_id: place for place, image_id in sorted(found, reverse=True)}
 
 
+def select_images(patterns: Iterable[str], images: Sequence[Image], index: ImageIndex) -> frozenset[str]:
+    """Return the ids of the images that a user selects for removal, each by at least one of the patterns.
+
+    A pattern with a wildcard matches like a glob of a protection rule, any other text as in :meth:`ImageIndex.resolve`.
+    Two forms that are in use there match no image here, since a removal needs certainty: a shortened id of several
+    images, and a name with an unknown digest.
+
+    Raises:
+        UsageError: a pattern is invalid, matches no image, or is a shortened id of several images.
+    """
+    selected: set[str] = set()
+    for pattern in patterns:
+        found = _selected_by(pattern, images, index)
+        if not found:
+            raise UsageError(
+                f"no image on this node matches {pattern}; nothing was removed; 'nodeagent images' lists the names"
+            )
+        selected |= found
+    return frozenset(selected)
+
+
+def _selected_by(pattern: str, images: Sequence[Image], index: ImageIndex) -> set[str]:
+    if length_from_wildcard(pattern):
+        try:
+            rule = parse_rule(pattern)
+        except ValueError as error:
+            raise UsageError(f"{error}; nothing was removed") from error
+        if rule.kind is not RuleKind.GLOB:
+            raise UsageError(f"{pattern}: expressions select no image; nothing was removed; use a name with *")
+        first = Matcher.of((rule,)).first
+        return {image.id for image in images if first(image) is not None}
+    reference = digest_of(pattern) or pattern
+    named, found = index.resolve_named(reference), index.resolve(reference)
+    if not named and len(found) > 1:
+        raise UsageError(f"{pattern} is the beginning of {len(found)} image ids; nothing was removed; add digits")
+    return {*(named or found)}
+
+
 _PINNED = Reason(ReasonCode.PINNED)
 _CONFIGURED = Reason(ReasonCode.SANDBOX_IMAGE, {"how": "configured in the runtime"})
 _NAMED_LIKE_PAUSE = Reason(ReasonCode.SANDBOX_IMAGE, {"how": "named like a pause image"})
@@ -448,7 +487,7 @@ class KeepContext(Record):
         users: containers and sandboxes that use each image of the snapshot.
         protection: the protection rules.
         failed: cause of the failure by image id, for removals that failed earlier in this pass.
-        only: ids of the images that the applied plan permits to remove; ``None`` without an applied plan.
+        only: ids of the images that an applied plan or the user selects for removal; ``None`` for all images.
         pause_images: ids of the images named like a pause image.
     """
 
@@ -528,7 +567,7 @@ def _held(context: KeepContext) -> Mapping[str, Reason]:
 
 
 def _not_in_plan(context: KeepContext) -> Mapping[str, Reason]:
-    """Return the reasons to keep images that the applied plan does not remove."""
+    """Return the reasons to keep images that neither the applied plan nor the user selects for removal."""
     if context.only is None:
         return {}
     return {image.id: _NOT_IN_PLAN for image in context.snapshot.images if image.id not in context.only}
@@ -578,6 +617,7 @@ def use_unknown(context: KeepContext) -> Reason | None:
 
 
 KEEP_RULES: Final[tuple[KeepRule, ...]] = (
+    KeepRule((ReasonCode.NOT_IN_PLAN,), _not_in_plan),
     KeepRule((ReasonCode.IN_USE_BY_CONTAINER, ReasonCode.IN_USE_BY_SANDBOX), _in_use),
     KeepRule((ReasonCode.PINNED,), _pinned),
     KeepRule((ReasonCode.SANDBOX_IMAGE,), _sandbox_images),
@@ -585,7 +625,6 @@ KEEP_RULES: Final[tuple[KeepRule, ...]] = (
     KeepRule((ReasonCode.PROTECTED, ReasonCode.NEWEST_TAGS), _protected),
     KeepRule((ReasonCode.IRREPLACEABLE, ReasonCode.ORIGIN_UNKNOWN), _irreplaceable),
     KeepRule((ReasonCode.HELD,), _held),
-    KeepRule((ReasonCode.NOT_IN_PLAN,), _not_in_plan),
     KeepRule((ReasonCode.FAILED_EARLIER,), _failed),
     KeepRule((ReasonCode.USED_THIS_PASS,), _used_since),
     KeepRule((ReasonCode.USE_UNKNOWN,), _use_unknown),

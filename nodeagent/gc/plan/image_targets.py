@@ -247,10 +247,11 @@ class CollectedFilesystem(Record):
         """Usage of the filesystem in percent; 0 if it could not be read."""
         return 0 if self.observed is None else self.observed.used_percent
 
-    def everything(self) -> Target:
-        """Return the target that removes all unused images and ends undo windows."""
+    def everything(self, *, ends_undo: bool) -> Target:
+        """Return the target that removes all unused images, and ends undo windows if ``ends_undo``."""
+        pending_bytes = self.undo_bytes if ends_undo else 0
         return Target(
-            None, _ALL_UNUSED, pending_bytes=self.undo_bytes, ends_undo=True, number=self.number, at_once=True
+            None, _ALL_UNUSED, pending_bytes=pending_bytes, ends_undo=ends_undo, number=self.number, at_once=True
         )
 
     def needed_at_once(self, needed: SpaceNeeded) -> Target:

@@ -351,7 +351,8 @@ def plan_image_gc(  # noqa: PLR0913 - one argument for each input of a round
         failed: cause of the failure by image id, for removals that failed earlier in this pass.
         spent: removals in earlier rounds of this pass, which count against the limits per pass.
         remove_all_unused: remove every unused image above the minimum age, at any filesystem usage; the maximum age is
-            ignored, the limits per pass apply.
+            ignored, the limits per pass apply. Undo windows end, unless ``only`` limits the images: the content of
+            other images is not part of such a plan.
         needed: space needed at any filesystem usage, for a met eviction threshold, under the rules of
             ``remove_all_unused``: images are removed only until this space is freed.
         only: ids of the images that may be removed; ``None`` for all images.
@@ -432,7 +433,8 @@ class _ImagePlanner:
             if needed is not None:
                 target = each.needed_at_once(needed)
             else:
-                target = each.everything() if remove_all_unused else self._target(each)
+                every = each.everything(ends_undo=self._context.only is None)
+                target = every if remove_all_unused else self._target(each)
             targets.append(target)
             if each.number is None:
                 self._selection.remove_in_groups(candidates, target)

@@ -124,6 +124,7 @@ def test_words_are_completed_from_the_command_tree(given: tuple[str, ...], expec
         ),
         (("explain", "sh"), ["shop/web-0"]),
         (("hold", "add", "r.example:5000/a:2"), ["r.example:5000/a:2"]),
+        (("gc", "images", "--only", "r.example:5000/a:2"), ["r.example:5000/a:2"]),
         (("hold", "remove", ""), ["7", "12"]),
         (("hold", "remove", "1"), ["12"]),
         (("history", "2026"), ["20260110T120000Z-aaaaaa"]),

@@ -111,6 +111,7 @@ FIELDS = {
     float: st.floats(),
     int: st.integers(-1, 2**64),
     bool: st.booleans(),
+    str | None: st.none() | st.text(max_size=20) | st.sampled_from(["*", "registry.example/app:*,"]),
 }
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PROTECTION = ProtectionPolicy((parse_rule("r.io/*"),), irreplaceable=Irreplaceable.NEVER)
 PRECEDENCE = [
+    "not-in-plan",
     "in-use-by-container",
     "pinned",
     "sandbox-image",
@@ -36,7 +37,6 @@ PRECEDENCE = [
     "protected",
     "irreplaceable",
     "held",
-    "not-in-plan",
     "failed-earlier",
     "used-this-pass",
     "use-unknown",

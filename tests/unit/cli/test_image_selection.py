@@ -1,0 +1,152 @@
+"""``nodeagent gc images --only``: preview, confirmation and removal of selected images, with and without a daemon."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pytest
+
+from nodeagent.api import requests as api
+from nodeagent.cli import control_client
+from tests.sim.content import Layer
+from tests.sim.filesystem import SimFilesystem
+from tests.sim.node import SimNode
+from tests.unit.cli.test_exit_codes import become_member
+from tests.unit.control_node import Node, say, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+OLD: Final = tuple(f"registry.example/old:v{number}" for number in range(3))
+USED: Final = "registry.example/used:v1"
+YOUNG: Final = "registry.example/young:v1"
+NEW: Final = "registry.example/old:new"
+ALL: Final = {*OLD, USED, YOUNG}
+SELECTION: Final = ("--only", OLD[1], "--only", "registry.example/used:*", "--only", "*/young")
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    """Yield a node above its high threshold, with unused images, an image in use and a young image."""
+    sim = SimNode(root_path=str(tmp_path), capacity_bytes=1 << 30)
+    for name in (*OLD, USED, YOUNG):
+        sim.add_image(name, layers=[Layer(name, 1 << 20)], age_s=1 if name == YOUNG else 86_400)
+    sim.add_container(sim.add_pod("web"), "app", USED, age_s=3600)
+    sim.fill_to(95)
+    monkeypatch.setattr("nodeagent.gc.agent.SystemClock", lambda: sim.clock)
+    monkeypatch.setattr("nodeagent.gc.agent_parts.SystemClock", lambda: sim.clock)
+    monkeypatch.setattr("nodeagent.gc.agent_parts.read_filesystem", SimFilesystem(sim).read_filesystem)
+    monkeypatch.setattr("nodeagent.gc.pass_state.SETTLE_WITHIN_S", 0.0)
+    for each in ("add_signal_handler", "remove_signal_handler"):  # signal handlers require the main thread
+        monkeypatch.setattr(f"asyncio.SelectorEventLoop.{each}", lambda *_: None)
+    monkeypatch.setenv("COLUMNS", "200")
+    async with serving(tmp_path, sim=sim, clock=sim.clock) as served:
+        monkeypatch.setattr(control_client, "find_socket", lambda config: served.path if config is None else config)
+        yield served
+
+
+def names(node: Node) -> set[str]:
+    """Return the names of the images on the node."""
+    return {name for name in (*ALL, NEW) if node.sim.resolve_image(name) is not None}
+
+
+def words(node: Node, *more: str) -> tuple[str, ...]:
+    return ("gc", "images", *more, "--config", str(node.config))
+
+
+async def test_dry_run_lists_the_removals_and_the_kept_images_of_the_selection(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = await say(capsys, *words(node, *SELECTION, "--dry-run"))
+    assert (code, names(node)) == (0, ALL), err
+    assert "Removes 1 of 5 images" in out
+    kept = {line.split()[2]: line.split()[-1] for line in out.splitlines() if line.startswith("keep")}
+    assert kept == {USED: "in-use-by-container", YOUNG: "too-young"}
+    assert "2 not-in-plan" in out
+    code, out, _ = await say(capsys, *words(node, *SELECTION, "--dry-run", "-o", "json"))
+    (plan,) = json.loads(out)["plans"]
+    assert {each["name"] for each in plan["decisions"] if each["reason"]["code"] == "not-in-plan"} == {OLD[0], OLD[2]}
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+async def test_yes_removes_only_unused_selected_images_above_the_high_threshold(
+    node: Node, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = await say(capsys, *words(node, *SELECTION, "--yes", "-o", form))
+    assert (code, names(node)) == (0, ALL - {OLD[1]}), err
+    if form == "json":
+        assert [each["name"] for each in json.loads(out)["results"]] == [OLD[1]]
+    else:
+        assert "in-use-by-container" in out
+        assert "too-young" in out
+
+
+@pytest.mark.parametrize("answer", [True, False])
+async def test_selected_images_are_removed_only_after_confirmation(
+    node: Node, answer: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.sim.fill_to(50)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda items: answer and items == 1)
+    code, _, err = await say(capsys, *words(node, *SELECTION))
+    assert (code, names(node)) == (0, ALL - {OLD[1]} if answer else ALL), err
+
+
+async def test_image_pulled_during_the_confirmation_is_kept(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def confirm(_: int) -> bool:
+        node.sim.add_image(NEW, layers=[Layer("new", 1 << 20)], age_s=86_400)
+        return True
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", confirm)
+    code, _, err = await say(capsys, *words(node, "--only", "*/old:*"))
+    assert (code, names(node)) == (0, {USED, YOUNG, NEW}), err
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("registry.example/old:v9", "no image on this node matches registry.example/old:v9; nothing was removed"),
+        ("registry.example/other*", "no image on this node matches"),
+        ("", "only: a pattern is empty; nothing was removed"),
+        ("x" * 5000, "only: at most 4096 characters"),
+    ],
+    ids=["name", "wildcard", "empty", "long"],
+)
+async def test_pattern_without_a_match_is_a_usage_error_and_removes_nothing(
+    node: Node, pattern: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for selection in (("--only", "*", "--only", pattern), ("--only", pattern)):
+        for mode in ("--dry-run", "--yes"):
+            code, out, err = await say(capsys, *words(node, *selection, mode))
+            assert (code, out, message in err) == (2, "", True), err
+            assert names(node) == ALL
+
+
+@pytest.mark.usefixtures("node")
+async def test_daemon_without_the_field_refuses_a_preview(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = [(each.name, each.type, each.default) for each in msgspec.structs.fields(api.PlanRequest)]
+    known = [each for each in older if each[0] != "only"]
+    monkeypatch.setitem(api.REQUESTS, "Plan", msgspec.defstruct("Plan", known, forbid_unknown_fields=True))
+    code, _, err = await say(capsys, "gc", "images", "--only", OLD[0], "--dry-run")
+    assert (code, "unknown field `only`" in err) == (2, True), err
+
+
+async def test_member_may_preview_a_selection_but_not_remove_it(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become_member(node, monkeypatch)
+    code, out, err = await say(capsys, "gc", "images", "--only", OLD[0], "--dry-run")
+    assert (code, "Removes 1 of 5 images" in out) == (0, True), err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda _: True)
+    for given in ((), ("--yes",)):
+        code, _, err = await say(capsys, "gc", "images", "--only", OLD[0], *given)
+        assert (code, "requires root" in err, names(node)) == (2, True, ALL), err
