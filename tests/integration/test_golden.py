@@ -193,6 +193,10 @@ class Grid:
         """Return whether no loop of the daemon runs."""
         return all(each["activity"] != "running" for each in json.loads(self.document("status"))["loops"])
 
+    def has_detected_images(self) -> bool:
+        """Return whether a reading of the daemon is later than its first detection of the images."""
+        return "first by this reading" not in self.root.run(None, "explain", *COMMANDS["explain image"]).out
+
     def fill(self, name: str) -> None:
         """Run all commands as a role and store their outputs; a status is that between two runs of a loop."""
         with self.worker(name) as worker:
@@ -268,6 +272,7 @@ def grid(module_containerd_factory: ContainerdFactory) -> Iterator[Grid]:
         reclaim.poll(
             "both loops have finished a pass", lambda: log.read_text().count("pass_finished") >= 2, timeout_s=60
         )
+        reclaim.poll("the images were detected before a reading", made.has_detected_images, timeout_s=60)
         for name in ROLES:
             made.fill(name)
         yield made
