@@ -92,7 +92,8 @@ def held_content(
         images: images as listed by CRI.
         pieces: the pieces of :func:`unlisted_nodes`; nodes without a piece have an unknown size.
         others: content of the other namespaces.
-        content_path: directory of the content store, to find missing files; empty if unknown.
+        content_path: directory of the content store, to find missing files; empty if unknown. Files count as existing
+            unless their directory is readable: the runtime may have another mount namespace.
     """
     remaining = dict(pieces)
 
@@ -103,9 +104,11 @@ def held_content(
         HeldContent(kind, name, take(nodes), created_at, detail)
         for kind, name, created_at, detail, nodes in _holders(inventory, images, content_path)
     ]
+    counted = set(inventory.stored.blobs)
     for other in others:
         shared = take(node for node in sorted(remaining) if node.kind == CONTENT and node.id in other.blobs)
-        own = sum(size for digest, size in other.blobs.items() if digest not in inventory.stored.blobs)
+        own = sum(size for digest, size in other.blobs.items() if digest not in counted)
+        counted.update(other.blobs)
         size_bytes = shared + own + other.snapshots_bytes
         found.append(HeldContent(ReferenceKind.OTHER_NAMESPACE, other.name, size_bytes))
         found += [HeldContent(ReferenceKind.INGEST, each.ref, each.written_bytes) for each in other.ingests]
@@ -136,13 +139,18 @@ def _holders(
 def _missing(inventory: Inventory, reached: Iterable[GraphNode], content_path: str) -> str:
     """Return how many blobs of an image are missing in the records or as files; empty if none is."""
     blobs = [node for node in reached if node.kind == CONTENT and node not in inventory.stored.optional]
-    missing = sum(node not in inventory.stored.existing or not _has_file(content_path, node.id) for node in blobs)
+    missing = sum(node not in inventory.stored.existing or _is_lost(content_path, node.id) for node in blobs)
     return f"{missing} of {len(blobs)} blobs missing" if missing else ""
 
 
-def _has_file(content_path: str, digest: str) -> bool:
+def _is_lost(content_path: str, digest: str) -> bool:
+    """Return whether the file of a blob is missing in its directory."""
     algorithm, _, encoded = digest.partition(":")
-    return not content_path or Path(content_path, "blobs", algorithm, encoded).exists()
+    directory = Path(content_path, "blobs", algorithm)
+    try:
+        return bool(content_path) and directory.is_dir() and not (directory / encoded).exists()
+    except OSError:
+        return False
 
 
 def _expiry(lease: ContentLease) -> str:

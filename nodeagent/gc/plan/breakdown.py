@@ -80,7 +80,7 @@ class MeasuredUsage(Record):
     """Disk usage measured in addition to the snapshot.
 
     Attributes:
-        held: stored content that no listed image references, by holder.
+        held: stored content that no listed image references, by holder; ``None`` if not measured.
         writable_bytes: size of the writable layer by container or sandbox id; ``None`` if not measured.
         logs: usage of the pod log root; ``None`` if it is on another filesystem.
         volumes: pod volume directories on the image filesystem, and large files in these directories.
@@ -92,7 +92,7 @@ class MeasuredUsage(Record):
         reserved_bytes: free space that only root can use.
     """
 
-    held: Sequence[HeldContent] = ()
+    held: Sequence[HeldContent] | None = ()
     writable_bytes: Mapping[str, int] | None = None
     logs: MeasuredTree | None = None
     volumes: Sequence[MeasuredTree] = ()
@@ -131,8 +131,8 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
     """Return the usage of the image filesystem by category.
 
     A layer shared by used and unused images counts as used. The last category is the used bytes minus all other
-    categories: 0 if these exceed the used bytes, as upper-bound sizes can, and not exact unless all directories were
-    read. Deleted files of unreadable processes are a part of it.
+    categories: 0 if these exceed the used bytes, as upper-bound sizes can, and not exact unless stored content and all
+    directories were read. Deleted files of unreadable processes are a part of it.
     """
     users = find_users(snapshot)
     storage = snapshot.storage
@@ -141,7 +141,7 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
         if storage is not None
         else _image_shares_by_size(snapshot, users.images)
     )
-    shares = _with_held(shares, measured.held, snapshot)
+    shares = _with_held(shares, measured.held or (), snapshot)
     shares += _writable_shares(snapshot, measured.writable_bytes or {})
     if measured.metadata:
         size_bytes = sum(each.size_bytes for each in measured.metadata)
@@ -161,7 +161,8 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
     shares.append(Share(UsageCategory.RESERVED, measured.reserved_bytes))
     used_bytes = filesystem.capacity_bytes - filesystem.available_bytes
     rest_bytes = max(0, used_bytes - sum(share.size_bytes for share in shares))
-    is_exact = host is not None and all(share.exact or share.part is UsageCategory.DELETED_FILES for share in shares)
+    is_read = all(share.exact or share.part is UsageCategory.DELETED_FILES for share in shares)
+    is_exact = is_read and host is not None and measured.held is not None
     shares.append(Share(UsageCategory.UNEXPLAINED, rest_bytes, exact=is_exact))
     return Breakdown(filesystem, tuple(shares), exact=storage is not None)
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 POD_VOLUMES: Final = KUBELET_ROOT / "pods"
 LARGEST: Final = 10
+_HELD_WITHIN_S: Final = 5.0
+"""Time limit in seconds for reading stored content, unless directories are walked for longer."""
+
 _FOR_ALL: Final = stat.S_IROTH | stat.S_IXOTH
 
 
@@ -64,9 +67,10 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
     filesystem = snapshot.image_filesystem
     if filesystem is None:
         raise ObservationError(snapshot.image_filesystem_error or "no reading of the image filesystem")
-    held: tuple[HeldContent, ...] = ()
-    with suppress(NodeAgentError):
-        held = await observer.images.find_held(snapshot.images)
+    held: tuple[HeldContent, ...] | None = None
+    with suppress(NodeAgentError, TimeoutError):
+        async with asyncio.timeout(max(_HELD_WITHIN_S, within_s)):  # many snapshots of another namespace take long
+            held = await observer.images.find_held(snapshot.images)
     writable = dict(snapshot.writable_bytes)
     if snapshot.storage is not None:
         with suppress(RuntimeRequestError):
@@ -156,7 +160,7 @@ def _walk(
     top = mount_point(filesystem.path)
     skip = [*stores, *(each.path for each in metadata), str(pod_log_root), str(POD_VOLUMES)]
     largest, host = _reader(top, limit).largest(top, skip, LARGEST)
-    deleted, read_all = read_deleted_files({os.stat(top).st_dev}, limit.deadline_s)  # noqa: PTH116 - one call
+    deleted, read_all = read_deleted_files({_device_of(top)}, limit.deadline_s)
     return replace(
         measured,
         logs=_measured_tree(logs) if logs is not None else None,
@@ -179,12 +183,16 @@ def _file(path: str) -> Tree:
 
 
 def _reader(path: str, limit: _Limit) -> TreeReader:
-    """Return a reader of the directories on the device of a path; a Btrfs subvolume has a separate device."""
+    """Return a reader of the directories on the device of a path."""
+    return TreeReader(_device_of(path), limit.deadline_s, is_cancelled=limit.cancelled.is_set)
+
+
+def _device_of(path: str) -> int:
+    """Return the device of a path, 0 if unreadable; a Btrfs subvolume has a separate device."""
     try:
-        device = os.stat(path).st_dev  # noqa: PTH116 - one call, no object
+        return os.stat(path).st_dev  # noqa: PTH116 - one call, no object
     except OSError:
-        device = 0
-    return TreeReader(device, limit.deadline_s, is_cancelled=limit.cancelled.is_set)
+        return 0
 
 
 def _is_on(path: Path, filesystem: FsObservation) -> bool:
