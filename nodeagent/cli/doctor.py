@@ -29,7 +29,7 @@ from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.commands import run
 from nodeagent.host.filesystems import filesystem_id
-from nodeagent.host.kubelet_traces import read_kubelet_traces
+from nodeagent.host.kubelet_traces import KUBELET_ROOT, read_kubelet_traces
 from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
 from nodeagent.host.node import node_name
 from nodeagent.host.server_certificate import read_certificate, server_context
@@ -151,6 +151,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[nod
         "logind-delay": lambda: shutdown_findings(settings, root),
         "role": lambda: role_findings(settings, root),
         "kubelet-overlap": lambda: kubelet_findings(settings, root),
+        "filesystems": lambda: [filesystems_finding(settings, root)],
         "state-directory": lambda: [state_finding(settings)],
         "stores": lambda: [store_finding(settings)],
         "holds": lambda: [hold_finding(settings)],
@@ -250,6 +251,7 @@ async def _query_runtime(agent: Agent) -> list[node.Finding]:
     findings.append(node.check_image_removal(transactional=transactional, configured=reads_records))
     findings.append(node.check_snapshotter(status.snapshotter))
     findings.append(_filesystem_finding(snapshot))
+    findings.append(await _held_finding(agent, snapshot))
     findings += [*_unplaced_findings(snapshot), _split_finding(agent, snapshot, await agent.cri.image_fs_info())]
     maximum_s = agent.settings.policy.images.maximum_unused_age_s
     gaps = agent.store.gaps(agent.read_clocks())
@@ -257,6 +259,14 @@ async def _query_runtime(agent: Agent) -> list[node.Finding]:
     findings.append(node.check_image_use(since, now, maximum_s, gaps))
     findings.append(node.check_clock(_skew_s(snapshot), host_facts.read_clock_synchronised(), snapshot.clock))
     return findings
+
+
+async def _held_finding(agent: Agent, snapshot: NodeSnapshot) -> node.Finding:
+    try:
+        held = await agent.observer.images.find_held(snapshot.images)
+    except NodeAgentError as error:
+        return node.Finding.skipped("held-content", str(error))
+    return node.check_held_content(held, snapshot.observed_at)
 
 
 def _accounting_finding(agent: Agent, snapshot: NodeSnapshot) -> node.Finding:
@@ -386,6 +396,17 @@ def image_gc_start_percent(settings: Settings) -> int | None:
 
 
 # ---- state, journal and unit
+
+
+def filesystems_finding(settings: Settings, root: Path) -> node.Finding:
+    """Return the finding on the filesystems that the runtime, the pods and the agent need, except imagefs.
+
+    The directory of the runtime's socket also has its state.
+    """
+    socket = _socket(_endpoint(settings, root))
+    runtime = [Path(socket).parent] if socket else []
+    paths = (*runtime, settings.pod_log_root, KUBELET_ROOT, settings.state_directory)
+    return node.check_filesystems(host_facts.read_available(paths))
 
 
 def state_finding(settings: Settings) -> node.Finding:

@@ -349,6 +349,8 @@ class HeldContent(Record):
         size_bytes: disk usage.
         created_at: creation time of an image name or a lease; ``None`` if not reported.
         detail: further fact about the object; may be empty.
+        is_stuck: whether nothing but an operator frees the content: an image with missing blobs, or a lease without
+            expiry.
     """
 
     kind: ReferenceKind | None
@@ -356,6 +358,7 @@ class HeldContent(Record):
     size_bytes: int
     created_at: datetime | None = None
     detail: str = ""
+    is_stuck: bool = False
 
 
 class FsObservation(Record):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +24,7 @@ from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from nodeagent.model.runtime import Image, StoredPiece
-    from nodeagent.runtime.containerd import ContainerdClient, ContentLease, Ingest
+    from nodeagent.runtime.containerd import ContainerdClient, Ingest
 
 
 class OtherNamespace(NamedTuple):
@@ -100,10 +99,7 @@ def held_content(
     def take(nodes: Iterable[GraphNode]) -> int:
         return sum(remaining.pop(node).size_bytes for node in nodes if node in remaining)
 
-    found = [
-        HeldContent(kind, name, take(nodes), created_at, detail)
-        for kind, name, created_at, detail, nodes in _holders(inventory, images, content_path)
-    ]
+    found = [replace(holder, size_bytes=take(nodes)) for holder, nodes in _holders(inventory, images, content_path)]
     counted = set(inventory.stored.blobs)
     for other in others:
         shared = take(node for node in sorted(remaining) if node.kind == CONTENT and node.id in other.blobs)
@@ -118,22 +114,29 @@ def held_content(
 
 def _holders(
     inventory: Inventory, images: Iterable[Image], content_path: str
-) -> Iterator[tuple[ReferenceKind, str, datetime | None, str, Iterable[GraphNode]]]:
-    """Yield kind, name, creation time, detail and referenced nodes of each possible holder in CRI's namespace."""
+) -> Iterator[tuple[HeldContent, Iterable[GraphNode]]]:
+    """Yield each possible holder in CRI's namespace, with size 0, and the nodes that it references."""
     listed = _listed_names(images)
     for image in inventory.images:
         if image.name not in listed:
             reached = inventory.referenced_by_images([image])
-            detail = _missing(inventory, reached, content_path) or "not listed by CRI"
-            yield ReferenceKind.UNLISTED_IMAGE, image.name, image.created.at, detail, reached
+            missing = _missing(inventory, reached, content_path)
+            detail = missing or "not listed by CRI"
+            kind = ReferenceKind.UNLISTED_IMAGE
+            yield HeldContent(kind, image.name, 0, image.created.at, detail, bool(missing)), reached
     for container in inventory.containers:
-        reached = inventory.closure(inventory.starts_of(container))
-        yield ReferenceKind.CONTAINER, container.id, None, "image removed", reached
+        holder = HeldContent(ReferenceKind.CONTAINER, container.id, 0, None, "image removed")
+        yield holder, inventory.closure(inventory.starts_of(container))
     for lease in inventory.leases:
-        leased = replace(inventory, leases=(lease,)).referenced_by_leases()
-        yield ReferenceKind.LEASE, lease[0].id, lease[0].created.at, _expiry(lease[0]), leased
+        of_lease, leased = lease[0], replace(inventory, leases=(lease,)).referenced_by_leases()
+        expiry, detail = expiry_of(of_lease), "no expiry"
+        if is_undo(of_lease):
+            detail = "undo window of removed images"
+        elif expiry is not None:
+            detail = f"until {format_time(expiry)}"
+        yield HeldContent(ReferenceKind.LEASE, of_lease.id, 0, of_lease.created.at, detail, expiry is None), leased
     for node in sorted(inventory.stored.rooted | inventory.stored.held):
-        yield ReferenceKind.GC_LABEL, node.id, None, "label containerd.io/gc", inventory.closure([node])
+        yield HeldContent(ReferenceKind.GC_LABEL, node.id, 0, None, "label containerd.io/gc"), inventory.closure([node])
 
 
 def _missing(inventory: Inventory, reached: Iterable[GraphNode], content_path: str) -> str:
@@ -151,10 +154,3 @@ def _is_lost(content_path: str, digest: str) -> bool:
         return bool(content_path) and directory.is_dir() and not (directory / encoded).exists()
     except OSError:
         return False
-
-
-def _expiry(lease: ContentLease) -> str:
-    if is_undo(lease):
-        return "undo window of removed images"
-    expiry = expiry_of(lease)
-    return "no expiry" if expiry is None else f"until {format_time(expiry)}"

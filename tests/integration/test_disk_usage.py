@@ -59,9 +59,13 @@ def _du(containerd: Containerd) -> dict[str, Any]:
         f'[state]\ndirectory = "{containerd.base}/agent-state"\n'
         f'[container_gc]\npod_log_root = "{containerd.log_root}"\ncontainer_log_root = "{containerd.base}/none"\n'
     )
-    command = [sys.executable, "-m", "nodeagent", "du", "-o", "json", "-c", str(config)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
-    assert ended.returncode == 0, ended.stderr
+    return _document("du", config)
+
+
+def _document(command: str, config: Path) -> dict[str, Any]:
+    words = [sys.executable, "-m", "nodeagent", command, "-o", "json", "-c", str(config)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    assert ended.stdout, ended.stderr
     answer: dict[str, Any] = json.loads(ended.stdout)
     return answer
 
@@ -96,6 +100,9 @@ def test_each_planted_item_is_found_in_its_category_with_its_size(containerd: Co
         assert shares[part]["largest"][0]["name"].startswith(name)
     assert 0 < shares["runtime-metadata"]["bytes"] < 4 * MIB
     assert "1 of 3 blobs missing" in shares["images-unlisted"]["largest"][0]["name"]
+    findings = _document("doctor", containerd.base / "nodeagent.toml")["findings"]
+    (finding,) = [each for each in findings if each["check"] == "held-content"]
+    assert (finding["verdict"], "unlisted:v1 (1 of 3 blobs missing)" in finding["evidence"]) == ("warning", True)
     capacity, available = (found["imagefs"][f"{each}_bytes"] for each in ("capacity", "available"))
     used = capacity - available
     assert used <= sum(each["bytes"] for each in shares.values()) <= used + capacity // 100

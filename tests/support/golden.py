@@ -92,6 +92,7 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\bhold \d\b", "hold 9"),
         (r"^(imagefs +[█░]+ +\d+%) \S+ MiB of", r"\1 ### MiB of"),
         (r"^(runtime metadata|host files|unexplained) +\S+ +\S+$", r"\1 ###"),
+        (r"(inodes available:)\s+/tmp/\S+", r"\1 ..."),
         (r"(?<=target )\S+ MiB", "##.# MiB"),
         (r"(?<=threshold: )\S+ MiB", "##.# MiB"),
         (r"\S+ MiB (?=short of the low)", "##.# MiB "),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -12,16 +12,19 @@ from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.model.clock import TRUSTED, ClockTrust
 from nodeagent.model.node import Role, RoleBasis, RoleDecision
 from nodeagent.model.pressure import MemoryCounters, NodeMemory, Signal, SignalReading
+from nodeagent.model.runtime import ReferenceKind
 from nodeagent.record import Record
 from nodeagent.shutdown.plan.planner import STOP_HOOK_RESERVE_S
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from nodeagent.eviction.plan.thresholds import Threshold
-    from nodeagent.model.runtime import ObservationGap
+    from nodeagent.model.runtime import HeldContent, ObservationGap
     from nodeagent.shutdown.plan.planner import ShutdownBudget
 
 _LITTLE_STATE_BYTES: Final = 64 << 20
+_OLD_LEASE: Final = timedelta(days=1)
+_LITTLE_PERCENT: Final = 5
 _LAZY_SNAPSHOTTERS: Final = frozenset({"stargz", "nydus", "soci", "overlaybd"})
 
 
@@ -197,6 +200,52 @@ def check_snapshotter(name: str | None) -> Finding:
             "set a lower image_gc.high_threshold_percent",
         )
     return Finding.ok("snapshotter", name)
+
+
+def check_held_content(held: Iterable[HeldContent], now: datetime) -> Finding:
+    """Return the finding on stored content that no pass and no expiry frees.
+
+    Leases count from a day after their creation, since a pull has a lease too. Source: containerd
+    ``docs/garbage-collection.md``.
+    """
+    stuck = [
+        each
+        for each in held
+        if each.is_stuck
+        and (
+            each.kind is not ReferenceKind.LEASE or (each.created_at is not None and now - each.created_at > _OLD_LEASE)
+        )
+    ]
+    if not stuck:
+        return Finding.ok("held-content", "no image with missing blobs, and no old lease without expiry")
+    largest = max(stuck, key=lambda each: each.size_bytes)
+    kind, command = ("lease", "leases") if largest.kind is ReferenceKind.LEASE else ("image", "images")
+    more = f" and {len(stuck) - 1} more" if len(stuck) > 1 else ""
+    size = format_bytes(sum(each.size_bytes for each in stuck))
+    return Finding.warning(
+        "held-content",
+        f"{size} that no pass frees: {kind} {largest.name} ({largest.detail}){more}",
+        f"ctr -n k8s.io {command} rm {largest.name}, unless its client still needs it; nodeagent du lists all",
+    )
+
+
+def check_filesystems(available: Sequence[tuple[str, float, float | None]]) -> Finding:
+    """Return the finding on the filesystems that the runtime, the pods and the agent need.
+
+    ``available`` has path and available percentages of bytes and inodes; ``None`` without a fixed number of inodes.
+    """
+    little = [
+        f"{path}: {percent:.1f}% of {name} available"
+        for path, *percents in available
+        for name, percent in zip(("bytes", "inodes"), percents, strict=True)
+        if percent is not None and percent < _LITTLE_PERCENT
+    ]
+    if little:
+        return Finding.warning(
+            "filesystems", "; ".join(little), "free space there: on a full filesystem no container starts"
+        )
+    paths = ", ".join(path for path, *_ in available)
+    return Finding.ok("filesystems", f"at least {_LITTLE_PERCENT}% of bytes and inodes available: {paths}")
 
 
 def check_image_filesystem(path: str | None, used_percent: int = 0, *, hidden_by: str = "") -> Finding:

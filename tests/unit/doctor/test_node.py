@@ -13,6 +13,8 @@ from nodeagent.doctor.plan.node import (
     check_clock,
     check_control_group,
     check_delay,
+    check_filesystems,
+    check_held_content,
     check_image_use,
     check_lock,
     check_sandbox_image,
@@ -24,10 +26,10 @@ from nodeagent.doctor.plan.node import (
 )
 from nodeagent.model.clock import ClockTrust
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
-from nodeagent.model.runtime import GapCause, ObservationGap
+from nodeagent.model.runtime import GapCause, HeldContent, ObservationGap, ReferenceKind
 from nodeagent.record import replace
 from nodeagent.shutdown.plan.planner import DelayLimit, shutdown_budget, two_bands
-from tests.unit.builders import NOW, ago
+from tests.unit.builders import MIB, NOW, ago
 
 OK, WARNING, PROBLEM, SKIPPED = Grade.OK, Grade.WARNING, Grade.PROBLEM, Grade.SKIPPED
 PHASES = two_bands(30.0, 10.0)
@@ -35,6 +37,10 @@ HIGH = "imageGCHighThresholdPercent"
 KUBELET = PodListSource.KUBELET
 LISTED = PodListReading(KUBELET, "kubelet https://x/pods", NOW, 7, Completeness.SOURCE_LISTED)
 GAP = ObservationGap(ago(3660), ago(60), GapCause.AGENT_DOWN)
+OLD_LEASE = HeldContent(ReferenceKind.LEASE, "pull-1", 120 * MIB, ago(2 * 86_400), "no expiry", is_stuck=True)
+LEASE_OF_TODAY = replace(OLD_LEASE, created_at=ago(3600))
+BROKEN = HeldContent(ReferenceKind.UNLISTED_IMAGE, "r/x:1", 80 * MIB, None, "1 of 3 blobs missing", is_stuck=True)
+PULLED = replace(BROKEN, detail="not listed by CRI", is_stuck=False)
 JUMPED = ClockTrust(jump_s=86_400.0, jumped_at=ago(60), untrusted_until=ago(-60))
 
 
@@ -117,6 +123,18 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
         (check_state("/x", "", 1 << 20), WARNING, "1.00 MiB available"),
         (check_state("/x", "Read-only file system", None), PROBLEM, "Read-only"),
         (check_state("/x", "", 1 << 40, 0o770), WARNING, "mode 0770"),
+        (check_held_content([], NOW), OK, "no image with missing blobs"),
+        (check_held_content([LEASE_OF_TODAY, PULLED], NOW), OK, "no old lease"),
+        (check_held_content([OLD_LEASE], NOW), WARNING, "120 MiB that no pass frees: lease pull-1 (no expiry)"),
+        (
+            check_held_content([OLD_LEASE, BROKEN], NOW),
+            WARNING,
+            "200 MiB that no pass frees: lease pull-1 (no expiry) and 1",
+        ),
+        (check_filesystems([("/run/containerd", 40.0, 90.0)]), OK, "/run/containerd"),
+        (check_filesystems([("/run/containerd", 40.0, None)]), OK, "/run/containerd"),
+        (check_filesystems([("/run/containerd", 0.0, 90.0)]), WARNING, "/run/containerd: 0.0% of bytes available"),
+        (check_filesystems([("/var/log", 40.0, 4.9)]), WARNING, "/var/log: 4.9% of inodes available"),
         (check_snapshotter("overlayfs"), OK, "overlayfs"),
         (check_snapshotter("stargz"), WARNING, "when they are read"),
         (check_snapshotter(None), SKIPPED, "not reported by the runtime"),
