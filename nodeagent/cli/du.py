@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.display import Line, filled_cells, standard_output
+from nodeagent.cli.display import Line, filled_cells, standard_output, warning_lines
 from nodeagent.cli.options import Source, duration_s
-from nodeagent.cli.reading import OBSERVED_WITHIN_S, read, show_document
+from nodeagent.cli.reading import OBSERVED_WITHIN_S, load_settings, read, show_document
 from nodeagent.cli.table import Heading, Table, short_reference, size_cell
+from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.gc.documents.passes import DiskUsageDocument
 from nodeagent.gc.plan.breakdown import Breakdown, UsageCategory
 from nodeagent.text import Cut
@@ -37,6 +38,7 @@ _TITLES: Final = {
     UsageCategory.WRITABLE_DEAD: "writable layers, dead",
     UsageCategory.POD_LOGS: "pod logs",
     UsageCategory.POD_VOLUMES: "pod volumes",
+    UsageCategory.RUNTIME_DATA: "images and layers",
     UsageCategory.RUNTIME_METADATA: "runtime metadata",
     UsageCategory.DELETED_FILES: "deleted files that are open",
     UsageCategory.HOST_FILES: "host files",
@@ -55,6 +57,7 @@ _STYLES: Final = {
     UsageCategory.WRITABLE_DEAD: "blue",
     UsageCategory.POD_LOGS: "blue",
     UsageCategory.POD_VOLUMES: "magenta",
+    UsageCategory.RUNTIME_DATA: "green",
     UsageCategory.RUNTIME_METADATA: "white",
     UsageCategory.DELETED_FILES: "red",
     UsageCategory.HOST_FILES: "white",
@@ -81,6 +84,7 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
     Raises:
         UsageError: the timeout is not a duration.
         ObservationError: the image filesystem cannot be read.
+        NodeAgentError: the daemon or the node cannot be read, other than the runtime.
     """
     within_s = max(_SHORTEST_S, duration_s("--timeout", timeout))
 
@@ -92,13 +96,25 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
         return await measure_disk_usage(agent, within_s)
 
     fields = {"within_seconds": within_s}
-    document = read("DiskUsage", DiskUsageDocument, fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
+    try:
+        document = read("DiskUsage", DiskUsageDocument, fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
+    except RuntimeUnavailableError as error:
+        document = _without_runtime(source, within_s, str(error))
     coloured = standard_output().colour
     show_document(
         document,
         form,
         lambda found, columns: breakdown_lines(found.to_model(), columns, details=details, coloured=coloured),
     )
+
+
+def _without_runtime(source: Source, within_s: float, why: str) -> DiskUsageDocument:
+    """Return the usage as read from directories, with the permissions of the user of the command."""
+    from nodeagent.gc.snapshot.usage import read_directories  # noqa: PLC0415 - not needed if the runtime responds
+
+    settings = load_settings(source.config, source.overrides)
+    found = read_directories(settings.imagefs_path, settings.pod_log_root, within_s=within_s, why=why)
+    return DiskUsageDocument.of(found)
 
 
 def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, coloured: bool = False) -> Iterator[Line]:
@@ -137,7 +153,8 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
         yield shares.append("\u2591" * (width - start), "dim")
     yield Line()
     yield from table.lines(columns)
-    if not value.exact:
+    yield from warning_lines(value.warnings)
+    if not value.exact and not value.warnings:
         yield Line("image sizes as reported by the runtime: shared layers are counted once per image", "yellow")
 
 

@@ -121,3 +121,23 @@ def _lose_config(containerd: Containerd, name: str) -> None:
 def _target_of(containerd: Containerd, name: str) -> str:
     lines = containerd.ctr("images", "ls").splitlines()
     return next(line.split()[2] for line in lines if line.startswith(f"{name} "))
+
+
+def test_full_disk_of_a_stopped_runtime_is_read_from_its_directories(containerd: Containerd) -> None:
+    archive = images.write_oci(containerd.base / "image.tar", _image("app", 2 * MIB))
+    containerd.ctr("images", "import", str(archive.path))
+    containerd.fill(MIB)
+    full = _du(containerd)
+    assert full["imagefs"]["used_percent"] == 100
+    config = containerd.base / "nodeagent.toml"
+    config.write_text(config.read_text().replace("[runtime]\n", f'[runtime]\nimagefs_path = "{containerd.root}"\n'))
+    containerd.stop()
+    found = _document("du", config)
+    assert "containerd.sock" in found["warnings"][0]
+    shares = {each["part"]: each["bytes"] for each in found["shares"]}
+    assert shares["runtime-data"] >= 4 * MIB
+    assert "images-in-use" not in shares
+    used = found["imagefs"]["capacity_bytes"] - found["imagefs"]["available_bytes"]
+    assert sum(shares.values()) == used
+    before = {each["part"]: each["bytes"] for each in full["shares"]}
+    assert shares["unexplained"] <= before["unexplained"] + found["imagefs"]["capacity_bytes"] // 100

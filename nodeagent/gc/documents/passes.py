@@ -289,11 +289,13 @@ class BreakdownFields(Part, frozen=True, kw_only=True):
 
     Attributes:
         exact: whether image sizes are counted by layers; otherwise the runtime's sizes are used.
+        warnings: parts that could not be read, as sentences.
     """
 
     imagefs: Filesystem
     exact: bool
     shares: tuple[StorageShare, ...]
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, value: storage_breakdown.Breakdown) -> Self:
@@ -310,6 +312,7 @@ class BreakdownFields(Part, frozen=True, kw_only=True):
                 )
                 for share in value.shares
             ),
+            warnings=value.warnings,
         )
 
     def to_model(self) -> storage_breakdown.Breakdown:
@@ -320,7 +323,7 @@ class BreakdownFields(Part, frozen=True, kw_only=True):
             )
             for share in self.shares
         )
-        return storage_breakdown.Breakdown(self.imagefs.to_model(), shares, self.exact)
+        return storage_breakdown.Breakdown(self.imagefs.to_model(), shares, self.exact, self.warnings)
 
 
 class DiskUsageDocument(

@@ -41,6 +41,7 @@ class UsageCategory(StrEnum):
     UNREFERENCED = "unreferenced"
     WRITABLE_RUNNING = "writable-layers-running"
     WRITABLE_DEAD = "writable-layers-dead"
+    RUNTIME_DATA = "runtime-data"
     RUNTIME_METADATA = "runtime-metadata"
     POD_LOGS = "pod-logs"
     POD_VOLUMES = "pod-volumes"
@@ -85,6 +86,7 @@ class MeasuredUsage(Record):
         logs: usage of the pod log root; ``None`` if it is on another filesystem.
         volumes: pod volume directories on the image filesystem, and large files in these directories.
         metadata: the runtime's own directories and files, other than images and layers.
+        runtime_data: all data of a runtime that does not answer; otherwise ``None``.
         deleted: deleted files that are open, with the name of the process as path.
         host: all other directories and files on the image filesystem; ``None`` if directories were not walked.
         largest: the largest directories and files of ``host``.
@@ -97,6 +99,7 @@ class MeasuredUsage(Record):
     logs: MeasuredTree | None = None
     volumes: Sequence[MeasuredTree] = ()
     metadata: Sequence[MeasuredTree] = ()
+    runtime_data: MeasuredTree | None = None
     deleted: Sequence[MeasuredTree] = ()
     host: MeasuredTree | None = None
     largest: Sequence[MeasuredTree] = ()
@@ -120,11 +123,13 @@ class Breakdown(Record):
         filesystem: capacity and available bytes of the filesystem.
         shares: usage of each category, in a fixed order.
         exact: whether image usage is the size of layers; otherwise it is the sum of the image sizes reported by CRI.
+        warnings: parts that could not be read, as sentences.
     """
 
     filesystem: FsObservation
     shares: tuple[Share, ...]
     exact: bool
+    warnings: tuple[str, ...] = ()
 
 
 def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: MeasuredUsage) -> Breakdown:
@@ -143,6 +148,8 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
     )
     shares = _with_held(shares, measured.held or (), snapshot)
     shares += _writable_shares(snapshot, measured.writable_bytes or {})
+    if measured.runtime_data is not None:
+        shares = [_of_trees(UsageCategory.RUNTIME_DATA, [measured.runtime_data])]
     if measured.metadata:
         size_bytes = sum(each.size_bytes for each in measured.metadata)
         is_exact = all(each.complete for each in measured.metadata)
@@ -162,7 +169,7 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
     used_bytes = filesystem.capacity_bytes - filesystem.available_bytes
     rest_bytes = max(0, used_bytes - sum(share.size_bytes for share in shares))
     is_read = all(share.exact or share.part is UsageCategory.DELETED_FILES for share in shares)
-    is_exact = is_read and host is not None and measured.held is not None
+    is_exact = is_read and host is not None and (measured.held is not None or measured.runtime_data is not None)
     shares.append(Share(UsageCategory.UNEXPLAINED, rest_bytes, exact=is_exact))
     return Breakdown(filesystem, tuple(shares), exact=storage is not None)
 

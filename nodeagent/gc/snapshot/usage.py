@@ -19,18 +19,28 @@ from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestErr
 from nodeagent.gc.plan.breakdown import Breakdown, MeasuredTree, MeasuredUsage, Share, break_down
 from nodeagent.host.deleted_files import read_deleted_files
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
-from nodeagent.host.filesystems import filesystem_id, read_reserved_bytes
+from nodeagent.host.filesystems import filesystem_id, read_filesystem, read_reserved_bytes
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
+from nodeagent.model.node import NodeSnapshot, RuntimeInfo
 from nodeagent.record import replace
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     from nodeagent.gc.snapshot.node import NodeSnapshotReader
-    from nodeagent.model.node import NodeSnapshot
     from nodeagent.model.runtime import FsObservation, HeldContent
     from nodeagent.runtime.storage_backend import StorageBackend
 
 POD_VOLUMES: Final = KUBELET_ROOT / "pods"
 LARGEST: Final = 10
+_ROOTS: Final = (
+    Path("/var/lib/containerd"),
+    Path("/var/lib/rancher/k3s/agent/containerd"),
+    Path("/var/lib/k0s/containerd"),
+    Path("/var/snap/microk8s/common/var/lib/containerd"),
+    Path("/var/lib/containers/storage"),
+)
+"""Default data directories: containerd, K3s and RKE2, k0s, MicroK8s, CRI-O."""
+
 _HELD_WITHIN_S: Final = 5.0
 """Time limit in seconds for reading stored content, unless directories are walked for longer."""
 
@@ -86,6 +96,32 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
     return found if private else await asyncio.to_thread(_public, found)
 
 
+def read_directories(imagefs_path: str, pod_log_root: Path, *, within_s: float, why: str) -> Breakdown:
+    """Return the usage breakdown without the runtime, whose data is one category. Blocks.
+
+    Args:
+        imagefs_path: a path on the image filesystem; empty for the first existing default directory of a runtime.
+        pod_log_root: directory of the pod logs.
+        within_s: time limit in seconds.
+        why: cause of the missing reading of the runtime.
+
+    Raises:
+        ObservationError: no directory of a runtime exists, or its filesystem cannot be read.
+    """
+    root = Path(imagefs_path) if imagefs_path else next((each for each in _ROOTS if os.access(each, os.F_OK)), None)
+    if root is not None and root.name.startswith("io.containerd."):  # a store: containerd reports its snapshotter
+        root = root.parent
+    if root is None:
+        raise ObservationError(f"{why}; no directory of a runtime found: set runtime.imagefs_path")
+    filesystem = read_filesystem(str(root), SystemClock())
+    measured = MeasuredUsage(held=None, reserved_bytes=read_reserved_bytes(str(root)))
+    limit = _Limit(time.monotonic() + within_s, threading.Event())
+    measured = _walk(measured, filesystem, pod_log_root, _RuntimeDirectories((), None, root), limit)
+    snapshot = NodeSnapshot(filesystem.observed_at, RuntimeInfo("", "", ""), image_filesystem=filesystem)
+    warning = f"read from directories, used and unused images are not distinguished: {why}"
+    return replace(break_down(snapshot, filesystem, measured), warnings=(warning,))
+
+
 def _public(breakdown: Breakdown) -> Breakdown:
     """Return a breakdown without the names of entries of directories that not every user may read."""
     return replace(breakdown, shares=tuple(replace(each, members=_public_members(each)) for each in breakdown.shares))
@@ -113,10 +149,17 @@ def _public_path(path: str) -> str:
 
 
 class _RuntimeDirectories(NamedTuple):
-    """Directories with image data, and containerd's root directory, which contains them; ``None`` if unknown."""
+    """Directories of the runtime.
+
+    Attributes:
+        stores: directories whose content is known from the runtime.
+        root: containerd's root directory, which contains the stores; ``None`` if unknown.
+        data: directory to measure as a whole, if the runtime does not answer.
+    """
 
     stores: tuple[Path, ...]
     root: Path | None
+    data: Path | None = None
 
 
 def _runtime_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> _RuntimeDirectories:
@@ -157,15 +200,21 @@ def _walk(
         directories = [str(each) for each in (*runtime.root.glob("io.containerd.*"), runtime.root / "tmpmounts")]
         metadata = [_reader(each, limit).measure(each, stores) for each in directories if each not in stores]
         metadata += [_file(f"{each}/metadata.db") for each in stores]
+    data = _reader(str(runtime.data), limit).measure(str(runtime.data)) if runtime.data is not None else None
     top = mount_point(filesystem.path)
-    skip = [*stores, *(each.path for each in metadata), str(pod_log_root), str(POD_VOLUMES)]
-    largest, host = _reader(top, limit).largest(top, skip, LARGEST)
+    known = [tree.path for tree in (*metadata, *([data] if data is not None else []))]
+    skip = [*stores, *known, str(pod_log_root), str(POD_VOLUMES)]
+    largest: tuple[Tree, ...] = ()
+    host = Tree(top)
+    if runtime.data is None or not Path(top).is_relative_to(runtime.data):  # otherwise it is measured as a whole
+        largest, host = _reader(top, limit).largest(top, skip, LARGEST)
     deleted, read_all = read_deleted_files({_device_of(top)}, limit.deadline_s)
     return replace(
         measured,
         logs=_measured_tree(logs) if logs is not None else None,
         volumes=tuple(_measured_tree(part) for tree in volumes for part in tree.without_large_files()),
         metadata=tuple(map(_measured_tree, metadata)),
+        runtime_data=_measured_tree(data) if data is not None else None,
         deleted=tuple(
             MeasuredTree(f"{each.process} (process {each.pid})", each.size_bytes, read_all) for each in deleted
         ),
