@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
@@ -23,12 +24,12 @@ from nodeagent.daemon.documents import Status
 from nodeagent.doctor import host_facts
 from nodeagent.doctor.plan import node
 from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
-from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
+from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError, ObservationError
 from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.commands import run
-from nodeagent.host.filesystems import filesystem_id
+from nodeagent.host.filesystems import filesystem_id, read_filesystem
 from nodeagent.host.kubelet_traces import KUBELET_ROOT, read_kubelet_traces
 from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
 from nodeagent.host.node import node_name
@@ -51,7 +52,7 @@ from nodeagent.units import SystemClock
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
     from nodeagent.host.dbus import LogindFacts
-    from nodeagent.model.runtime import Image
+    from nodeagent.model.runtime import FsObservation, Image
     from nodeagent.runtime.cri import ImageFsInfo
     from nodeagent.settings.settings import Settings
 
@@ -406,7 +407,12 @@ def filesystems_finding(settings: Settings, root: Path) -> node.Finding:
     socket = _socket(_endpoint(settings, root))
     runtime = [Path(socket).parent] if socket else []
     paths = (*runtime, settings.pod_log_root, KUBELET_ROOT, settings.state_directory)
-    return node.check_filesystems(host_facts.read_available(paths))
+    found: dict[int, FsObservation] = {}
+    for path in paths:
+        with suppress(ObservationError):  # the path does not exist
+            reading = read_filesystem(str(path), SystemClock())
+            found.setdefault(reading.device_id, reading)
+    return node.check_filesystems(tuple(found.values()))
 
 
 def state_finding(settings: Settings) -> node.Finding:

@@ -6,12 +6,10 @@ Each function reads one fact; the verdicts are in ``nodeagent.doctor.plan.node``
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -89,24 +87,6 @@ def probe_directory(directory: Path) -> DirectoryProbe:
     except OSError as error:
         return DirectoryProbe(error.strerror or str(error), None, 0)
     return DirectoryProbe("", available_bytes, mode)
-
-
-def read_available(paths: Iterable[Path]) -> list[tuple[str, float, float | None]]:
-    """Return path and available percentages of bytes and inodes of the filesystem of each path, each once.
-
-    Paths that do not exist are omitted; a filesystem without a fixed number of inodes has ``None``. Source: statvfs(3).
-    """
-    found, devices = list[tuple[str, float, float | None]](), set[int]()
-    for path in paths:
-        try:
-            device, stats = path.stat().st_dev, os.statvfs(path)
-        except OSError:
-            continue
-        if device not in devices and stats.f_blocks:
-            devices.add(device)
-            inodes = 100 * stats.f_favail / stats.f_files if stats.f_files else None
-            found.append((str(path), 100 * stats.f_bavail / stats.f_blocks, inodes))
-    return found
 
 
 def has_journald(root: Path) -> bool:

@@ -111,7 +111,7 @@ def plans_for(
         policy: policies of all planners.
         only: ids of the items that may be removed; ``None`` for all items.
         patterns: the images to remove, as in ``select_images``: unused images at any filesystem usage, and no other
-            item, whatever ``only``; empty for a pass without a selection.
+            item, regardless of ``only``; empty for a pass without a selection.
 
     Raises:
         UsageError: a pattern selects no image, or is invalid.

@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 
 import psutil
 
-_BLOCK_BYTES: Final = 512  # Source: stat(2), st_blocks
+from nodeagent.host.disk_usage import BLOCK_BYTES
+
 _UPPER: Final = "upperdir="
 
 
@@ -61,7 +62,7 @@ def read_deleted_files(devices: Collection[int], deadline_s: float) -> tuple[tup
         for status in deleted:
             if status.st_dev in on:
                 key = status.st_dev, status.st_ino
-                found.setdefault(key, DeletedFile(status.st_blocks * _BLOCK_BYTES, pid, name))
+                found.setdefault(key, DeletedFile(status.st_blocks * BLOCK_BYTES, pid, name))
     return tuple(found.values()), complete
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from nodeagent.files import closing_descriptor
 
-_BLOCK_BYTES = 512  # Source: stat(2), st_blocks
+BLOCK_BYTES = 512  # Source: stat(2), st_blocks
 _STEP_ENTRIES = 256
 _MOST_OPEN = 32
 _MOST_SHOWN = 64
@@ -222,7 +222,7 @@ class TreeReader:
             return True
         if status.st_dev != self._device_id:
             return True
-        size_bytes, inodes, is_read = status.st_blocks * _BLOCK_BYTES, 1, True
+        size_bytes, inodes, is_read = status.st_blocks * BLOCK_BYTES, 1, True
         if stat.S_ISDIR(status.st_mode):
             is_read = levels.add_directory(entry.name)
         elif status.st_nlink > 1:

@@ -19,7 +19,7 @@ from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from nodeagent.eviction.plan.thresholds import Threshold
-    from nodeagent.model.runtime import HeldContent, ObservationGap
+    from nodeagent.model.runtime import FsObservation, HeldContent, ObservationGap
     from nodeagent.shutdown.plan.planner import ShutdownBudget
 
 _LITTLE_STATE_BYTES: Final = 64 << 20
@@ -229,22 +229,22 @@ def check_held_content(held: Iterable[HeldContent], now: datetime) -> Finding:
     )
 
 
-def check_filesystems(available: Sequence[tuple[str, float, float | None]]) -> Finding:
-    """Return the finding on the filesystems that the runtime, the pods and the agent need.
-
-    ``available`` has path and available percentages of bytes and inodes; ``None`` without a fixed number of inodes.
-    """
+def check_filesystems(filesystems: Sequence[FsObservation]) -> Finding:
+    """Return the finding on the filesystems that the runtime, the pods and the agent need."""
     little = [
-        f"{path}: {percent:.1f}% of {name} available"
-        for path, *percents in available
-        for name, percent in zip(("bytes", "inodes"), percents, strict=True)
-        if percent is not None and percent < _LITTLE_PERCENT
+        f"{each.path}: {100 * available / total:.1f}% of {name} available"
+        for each in filesystems
+        for name, available, total in (
+            ("bytes", each.available_bytes, each.capacity_bytes),
+            ("inodes", each.inodes_free, each.inodes),
+        )
+        if total and 100 * available < _LITTLE_PERCENT * total
     ]
     if little:
         return Finding.warning(
             "filesystems", "; ".join(little), "free space there: on a full filesystem no container starts"
         )
-    paths = ", ".join(path for path, *_ in available)
+    paths = ", ".join(each.path for each in filesystems)
     return Finding.ok("filesystems", f"at least {_LITTLE_PERCENT}% of bytes and inodes available: {paths}")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
 from nodeagent.gc.plan.breakdown import Breakdown, MeasuredTree, MeasuredUsage, Share, break_down
 from nodeagent.host.deleted_files import read_deleted_files
-from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
+from nodeagent.host.disk_usage import BLOCK_BYTES, Tree, TreeReader, mount_point
 from nodeagent.host.filesystems import filesystem_id, read_filesystem, read_reserved_bytes
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
@@ -227,7 +227,7 @@ def _walk(
 def _file(path: str) -> Tree:
     """Return the disk usage of a file; 0 if the file cannot be read."""
     with suppress(OSError):
-        return Tree(path, os.stat(path).st_blocks * 512, inodes=1)  # noqa: PTH116 - one call, no object
+        return Tree(path, os.stat(path).st_blocks * BLOCK_BYTES, inodes=1)  # noqa: PTH116 - one call, no object
     return Tree(path)
 
 

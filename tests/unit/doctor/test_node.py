@@ -26,7 +26,7 @@ from nodeagent.doctor.plan.node import (
 )
 from nodeagent.model.clock import ClockTrust
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
-from nodeagent.model.runtime import GapCause, HeldContent, ObservationGap, ReferenceKind
+from nodeagent.model.runtime import FsObservation, GapCause, HeldContent, ObservationGap, ReferenceKind
 from nodeagent.record import replace
 from nodeagent.shutdown.plan.planner import DelayLimit, shutdown_budget, two_bands
 from tests.unit.builders import MIB, NOW, ago
@@ -52,6 +52,10 @@ def reboots(*ended_d: float) -> tuple[ObservationGap, ...]:
 def delay(limit_s: float | None, off: str = "") -> Finding:
     limit_us = None if limit_s is None else round(limit_s * 1e6)
     return check_delay(shutdown_budget(PHASES, DelayLimit(limit_us, "/etc/x.conf"), reserve_ms=0), off=off)
+
+
+def space(path: str, available_bytes: int, inodes_free: int, *, inodes: int = 1000) -> FsObservation:
+    return FsObservation(path, 1, 1000, available_bytes, inodes, inodes_free, NOW)
 
 
 def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False, beside: bool = False) -> Finding:
@@ -131,10 +135,10 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
             WARNING,
             "200 MiB that no pass frees: lease pull-1 (no expiry) and 1",
         ),
-        (check_filesystems([("/run/containerd", 40.0, 90.0)]), OK, "/run/containerd"),
-        (check_filesystems([("/run/containerd", 40.0, None)]), OK, "/run/containerd"),
-        (check_filesystems([("/run/containerd", 0.0, 90.0)]), WARNING, "/run/containerd: 0.0% of bytes available"),
-        (check_filesystems([("/var/log", 40.0, 4.9)]), WARNING, "/var/log: 4.9% of inodes available"),
+        (check_filesystems([space("/run/containerd", 400, 900)]), OK, "/run/containerd"),
+        (check_filesystems([space("/run/containerd", 400, 0, inodes=0)]), OK, "/run/containerd"),
+        (check_filesystems([space("/run/containerd", 0, 900)]), WARNING, "/run/containerd: 0.0% of bytes available"),
+        (check_filesystems([space("/var/log", 400, 49)]), WARNING, "/var/log: 4.9% of inodes available"),
         (check_snapshotter("overlayfs"), OK, "overlayfs"),
         (check_snapshotter("stargz"), WARNING, "when they are read"),
         (check_snapshotter(None), SKIPPED, "not reported by the runtime"),
