@@ -135,6 +135,13 @@ def format_quantity(number: int, like: str = "") -> str:
     return f"{number}e{3 * power}" if power and match and match["power"] else f"{number}{suffixes[power]}"
 
 
+def format_space(size_bytes: int, inodes: int) -> str:
+    """Return bytes and inodes for display, without a resource of 0, such as ``1.46 GiB and 12 inodes``."""
+    return " and ".join(
+        [format_bytes(size_bytes)] * bool(size_bytes or not inodes) + [f"{inodes} inodes"] * bool(inodes)
+    )
+
+
 def format_bytes(size_bytes: int) -> str:
     """Return a size for display, in binary units with about three digits, such as ``1.46 GiB``."""
     sign, rest = ("-", -size_bytes) if size_bytes < 0 else ("", size_bytes)

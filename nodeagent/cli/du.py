@@ -148,7 +148,7 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
         ):
             table.add(f"  {short_reference(name)}", size_cell(size_bytes), "", style="dim")
     table.add("free", size_cell(value.filesystem.available_bytes), "")
-    yield usage_line(value.filesystem, columns)
+    yield from usage_lines(value.filesystem, columns)
     if coloured:  # without colours the parts of the bar are indistinguishable
         yield shares.append("\u2591" * (width - start), "dim")
     yield Line()
@@ -158,20 +158,29 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
         yield Line("image sizes as reported by the runtime: shared layers are counted once per image", "yellow")
 
 
-def usage_line(
+def usage_lines(
     observed: FsObservation, columns: int | None, policy: ImageGCPolicy | None = None, *, label: str = "imagefs"
-) -> Line:
-    """Return the usage of a filesystem as a line with bar, percentage and thresholds; if wide also with its path."""
+) -> Iterator[Line]:
+    """Yield the usage of a filesystem as bar, percentage and thresholds, if wide with its path.
+
+    The usage of inodes is a second line if it is at or above the low threshold of the policy.
+    """
     wide = columns is None or columns >= _WIDE
-    used = observed.used_percent
-    over = policy is not None and used >= policy.high_threshold_percent
-    line = (
-        Line(f"{label} ")
-        .append_bar(used / 100, _USAGE_BAR if wide else _SHORT_USAGE_BAR, bad=over)
-        .append(f" {used}%", "bold")
-    )
     used_bytes = observed.capacity_bytes - observed.available_bytes
-    line.append(f" {format_bytes(used_bytes)} of {format_bytes(observed.capacity_bytes)}")
-    if policy is not None:
-        line.append(f" (high {policy.high_threshold_percent}%, low {policy.low_threshold_percent}%)", "dim")
-    return line.append(f" {observed.path}", "dim") if wide else line
+    amounts = f"{format_bytes(used_bytes)} of {format_bytes(observed.capacity_bytes)}"
+    thresholds = None if policy is None else (policy.high_threshold_percent, policy.low_threshold_percent)
+    line = _usage_line(label, observed.used_percent, amounts, thresholds, wide=wide)
+    yield line.append(f" {observed.path}", "dim") if wide else line
+    if policy is not None and observed.inodes_used_percent >= policy.low_threshold_inodes_percent:
+        amounts = f"{observed.inodes - observed.inodes_free} of {observed.inodes} inodes"
+        thresholds = policy.high_threshold_inodes_percent, policy.low_threshold_inodes_percent
+        yield _usage_line(label, observed.inodes_used_percent, amounts, thresholds, wide=wide)
+
+
+def _usage_line(label: str, used: int, amounts: str, thresholds: tuple[int, int] | None, *, wide: bool) -> Line:
+    over = thresholds is not None and used >= thresholds[0]
+    line = Line(f"{label} ").append_bar(used / 100, _USAGE_BAR if wide else _SHORT_USAGE_BAR, bad=over)
+    line.append(f" {used}%", "bold").append(f" {amounts}")
+    if thresholds is not None:
+        line.append(f" (high {thresholds[0]}%, low {thresholds[1]}%)", "dim")
+    return line

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.api.common import encode
 from nodeagent.cli.control_client import ControlConnection, daemon_for_user
 from nodeagent.cli.display import Line, say, standard_output, warn, warning_lines
-from nodeagent.cli.du import breakdown_lines, usage_line
+from nodeagent.cli.du import breakdown_lines, usage_lines
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.options import Source, duration_s
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, ask, load_settings, open_for_command, run_async
@@ -33,7 +33,7 @@ from nodeagent.gc.plan.saved_plan import parse_plan
 from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, ReasonCode, Verdict
 from nodeagent.record import Record, field, replace
 from nodeagent.text import Cut
-from nodeagent.units import SystemClock, format_bytes, format_duration, format_time
+from nodeagent.units import SystemClock, format_bytes, format_duration, format_space, format_time
 
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
@@ -68,10 +68,14 @@ def item_name(decision: Decision, columns: int | None) -> str:
 def decision_lines(
     plan: Plan, decisions: Sequence[Decision], columns: int | None, *, numbered: bool, wide: bool = False
 ) -> list[Line]:
-    """Return a table of decisions; ``numbered`` adds the order of removal, ``wide`` the ids and reason sentences."""
+    """Return a table of decisions, with freed inodes if the plan needs inodes.
+
+    ``numbered`` adds the order of removal, ``wide`` the ids and reason sentences.
+    """
     first = Heading("#", right=True) if numbered else Heading("VERDICT")
     more = (Heading("ID"), _MESSAGE) if wide else ()
-    table = Table(first, "KIND", item_heading(), Heading("FREES", right=True), "REASON", *more)
+    inodes = (Heading("INODES", right=True),) if plan.wanted_inodes else ()
+    table = Table(first, "KIND", item_heading(), Heading("FREES", right=True), *inodes, "REASON", *more)
     bound = "\u2264" if plan.accounting is Accounting.UPPER_BOUND else ""
     for number, decision in enumerate(decisions, 1):
         frees = "" if decision.frees_bytes is None else f"{bound}{size_cell(decision.frees_bytes)}"
@@ -81,6 +85,7 @@ def decision_lines(
             decision.kind.value,
             item_name(decision, columns),
             frees,
+            *(["" if decision.frees_inodes is None else str(decision.frees_inodes)] if inodes else ()),
             decision.reason.code.value,
             *((own_id, decision.reason.sentence) if wide else ()),
             style="red" if decision.verdict is Verdict.REMOVE and not numbered else "",
@@ -122,16 +127,19 @@ def plan_lines(
         head = Line(f"Removes {len(removals)} of {len(plan.decisions)} {plan.kind}", "bold")
         if plan.frees_bytes:
             head.append(f", frees {total}")
-        if plan.wanted_bytes:
-            head.append(f" (target {format_bytes(plan.wanted_bytes)})")
+        if plan.wanted_inodes:
+            head.append(f", {plan.frees_inodes} inodes")
+        if plan.wanted_bytes or plan.wanted_inodes:
+            head.append(f" (target {format_space(plan.wanted_bytes, plan.wanted_inodes)})")
         yield head
         yield from decision_lines(plan, removals, columns, numbered=True, wide=wide)
     elif not plan.blocked:
         yield Line(f"Removes no {plan.kind}", "bold")
-    if plan.shortfall_bytes:
+    if plan.shortfall_bytes or plan.shortfall_inodes:
         limited = sum(each.reason.code in LIMITS for each in plan.decisions)
         rest = f"{limited} more kept by the limit per pass" if limited else "no other image may be removed"
-        yield Line(f"Shortfall to the low threshold: {format_bytes(plan.shortfall_bytes)}; {rest}", "yellow")
+        short = format_space(plan.shortfall_bytes, plan.shortfall_inodes)
+        yield Line(f"Shortfall to the low threshold: {short}; {rest}", "yellow")
     kept = _kept(plan, selected=not show_kept) if show_kept or selected else []
     if kept:
         yield from decision_lines(plan, kept, columns, numbered=False, wide=wide)
@@ -157,7 +165,7 @@ def preview_lines(
     if snapshot.image_filesystems:
         yield from _usage_lines(snapshot, columns, policy)
     elif snapshot.image_filesystem is not None:
-        yield usage_line(snapshot.image_filesystem, columns, policy)
+        yield from usage_lines(snapshot.image_filesystem, columns, policy)
     elif snapshot.image_filesystem_error:
         yield Line(f"imagefs: {snapshot.image_filesystem_error}", "yellow")
     yield from warning_lines(snapshot.warnings)
@@ -172,16 +180,16 @@ def _usage_lines(snapshot: NodeSnapshot, columns: int | None, policy: ImageGCPol
         if each.observed is None:
             yield Line(f"imagefs {each.label}: {each.error}", "yellow")
         else:
-            yield usage_line(each.observed, columns, policy, label=f"imagefs {each.label}")
+            yield from usage_lines(each.observed, columns, policy, label=f"imagefs {each.label}")
 
 
 def _usage_after(report: PassReport, columns: int | None, policy: ImageGCPolicy) -> Iterator[Line]:
     """Yield the usage of the image filesystems after a pass."""
     if report.filesystems:
         for each in report.filesystems:
-            yield usage_line(each.after, columns, policy, label=f"imagefs {each.after.path}")
+            yield from usage_lines(each.after, columns, policy, label=f"imagefs {each.after.path}")
     elif report.after is not None:
-        yield usage_line(report.after, columns, policy)
+        yield from usage_lines(report.after, columns, policy)
 
 
 def undo_text(size_bytes: int, until: datetime, pass_id: str) -> str:
@@ -347,12 +355,7 @@ def show_document(request: CollectOptions, document: documents.PreviewDocument) 
     if not request.is_table:
         sys.stdout.write(encode(document, request.output))
         return preview
-    thresholds = None
-    if document.high_percent is not None and document.low_percent is not None:
-        thresholds = ImageGCPolicy(
-            high_threshold_percent=document.high_percent, low_threshold_percent=document.low_percent
-        )
-    _print_preview(request, preview, thresholds)
+    _print_preview(request, preview, document.thresholds())
     return preview
 
 

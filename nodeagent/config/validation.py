@@ -129,6 +129,12 @@ def below_high_threshold(low_percent: int, high_percent: int) -> None:
         raise ValueError(f"must be below high_threshold_percent = {high_percent}")
 
 
+def below_high_inodes(low_percent: int, high_percent: int) -> None:
+    """Check that the low threshold of image GC for inodes is below the high threshold."""
+    if low_percent >= high_percent:
+        raise ValueError(f"must be below high_threshold_inodes_percent = {high_percent}")
+
+
 def beyond_minimum_age(unused: str, minimum: str) -> None:
     """Check that the maximum unused age of images is longer than their minimum age, or 0."""
     if 0 < parse_duration_s(unused) <= parse_duration_s(minimum):

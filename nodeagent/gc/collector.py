@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.gc import executor, pass_state
+from nodeagent.gc.plan.image_targets import wanted_on
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import GCPolicy, Scope
 from nodeagent.model.decision import Accounting, Decision, ItemKind, ReasonCode
@@ -198,16 +199,22 @@ class Collector(Record):
         observed = pass_state.readings_of(current.snapshot)
         if self.dry_run or not observed:
             return None
-        exact = any(plan.accounting is Accounting.LAYERS for plan in current.plans)
-        low = self.policy.images.low_threshold_percent - (1 if exact else 0)
+        margin = 1 if any(plan.accounting is Accounting.LAYERS for plan in current.plans) else 0
         targets = [target.path for plan in current.plans for target in plan.targets]
+
+        def is_relieved(path: str) -> bool:
+            wanted = wanted_on(current.plans, path if targets else "")
+            return pass_state.is_relieved(self.read_filesystem(path), self.policy.images, wanted, margin=margin)
 
         def enough(decision: Decision) -> bool:
             if decision.kind is not ItemKind.IMAGE or decision.reason.code not in _FOR_SPACE:
                 return False
             paths = targets or [each.path for each in observed]
             own = [path for path in paths if decision.bytes_on(path)]
-            return pass_state.is_relieved(own or paths, self.read_filesystem, low)
+            try:
+                return all(map(is_relieved, own or paths))
+            except NodeAgentError:
+                return False
 
         return enough
 
@@ -224,15 +231,19 @@ class Collector(Record):
             return None
         if progress.rounds >= max_rounds or not any(result.decision.kind is ItemKind.IMAGE for result in results):
             return None
-        low = self.policy.images.low_threshold_percent
+        policy = self.policy.images
         try:
-            if not await pass_state.Measurement(progress, self.read_filesystem, stop).missing_bytes(low):
+            if not await pass_state.Measurement(progress, policy, self.read_filesystem, stop).is_short():
                 return None
             snapshot = await self.observer.observe(Scope.IMAGES)
         except NodeAgentError as error:
             progress.warnings.append(f"no further round: {error}")
             return None
-        policy = replace(self.policy.images, high_threshold_percent=min(99, low + 1))
+        plans = progress.plans
+        if any(each.wanted_bytes for each in plans):
+            policy = replace(policy, high_threshold_percent=min(99, policy.low_threshold_percent + 1))
+        if any(each.wanted_inodes for each in plans):
+            policy = replace(policy, high_threshold_inodes_percent=min(99, policy.low_threshold_inodes_percent + 1))
         plan = plan_image_gc(snapshot, policy, failed=progress.failed_images(), spent=progress.spent())
         if not plan.removals:
             progress.last_plan = plan
@@ -243,7 +254,7 @@ class Collector(Record):
         self, progress: pass_state.PassProgress, started_s: float, stop: asyncio.Event
     ) -> executor.PassReport:
         hurried = progress.trigger == EVICTION_TRIGGER
-        measurement = pass_state.Measurement(progress, self.read_filesystem, stop, hurried=hurried)
+        measurement = pass_state.Measurement(progress, self.policy.images, self.read_filesystem, stop, hurried=hurried)
         measured: tuple[executor.MeasuredFilesystem, ...] = ()
         if not self.dry_run:
             try:
@@ -265,7 +276,7 @@ class Collector(Record):
         blocked = [plan.blocked for plan in progress.plans if plan.blocked]
         if blocked:
             return executor.PassEnd.REFUSED, "; ".join(blocked)
-        shortfall = measurement.shortfall_detail(measured, self.policy.images.low_threshold_percent)
+        shortfall = measurement.shortfall_detail(measured)
         if shortfall:
             return executor.PassEnd.SHORTFALL, shortfall
         if not progress.results and not progress.collected_bytes:

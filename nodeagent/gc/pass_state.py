@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import force_setattr
 
-from nodeagent.errors import NodeAgentError
 from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassReport, Result, bytes_in_undo_windows
 from nodeagent.gc.plan.image_protection import select_images
+from nodeagent.gc.plan.image_targets import SpaceNeeded, space_above_low, wanted_on
 from nodeagent.gc.plan.image_users import find_users
 from nodeagent.gc.plan.images import plan_image_gc
-from nodeagent.gc.plan.policy import GCPolicy, Scope, Spent
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope, Spent
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import start_commits
 from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, ReasonCode
+from nodeagent.model.runtime import FsObservation, Space, total_space
 from nodeagent.record import Record, replace
-from nodeagent.units import format_bytes
+from nodeagent.units import format_bytes, format_space
 
 if TYPE_CHECKING:
     from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
     from nodeagent.model.node import NodeSnapshot
-    from nodeagent.model.runtime import FsObservation
     from nodeagent.settings.settings import Settings
 
 
@@ -80,8 +80,9 @@ class Preview(Record):
         if blocked:
             return PassEnd.REFUSED, "; ".join(blocked)
         short_bytes = sum(plan.shortfall_bytes for plan in self.plans)
-        if short_bytes:
-            return PassEnd.SHORTFALL, f"{format_bytes(short_bytes)} short of the low threshold"
+        short_inodes = sum(plan.shortfall_inodes for plan in self.plans)
+        if short_bytes or short_inodes:
+            return PassEnd.SHORTFALL, f"{format_space(short_bytes, short_inodes)} short of the low threshold"
         return (PassEnd.COMPLETE if self.acts else PassEnd.NOTHING_TO_DO), ""
 
 
@@ -275,11 +276,13 @@ class Measurement(Record):
 
     Attributes:
         stop: ends the waits when set.
+        policy: has the low thresholds.
         hurried: whether the wait for freed bytes is at most ``SETTLE_HURRIED_S`` seconds and ends when the available
             bytes decrease: the caller (the eviction loop) measures the effect itself.
     """
 
     progress: PassProgress
+    policy: ImageGCPolicy
     read_filesystem: Callable[[str], FsObservation]
     stop: asyncio.Event
     hurried: bool = False
@@ -293,70 +296,80 @@ class Measurement(Record):
         before = readings_of(self.progress.preview.snapshot)
         return tuple([MeasuredFilesystem(each, await self._settled(each)) for each in before])
 
-    async def missing_bytes(self, low: int) -> int:
-        """Measure the filesystems with a target and return the bytes still to be freed to reach ``low`` percent usage.
+    async def is_short(self) -> bool:
+        """Measure the filesystems and return whether one with a target is still above its low threshold.
 
-        Bytes that the end of undo windows will free count as freed.
+        Space that the end of undo windows will free counts as freed.
 
         Raises:
             NodeAgentError: a filesystem cannot be read.
         """
-        return sum(missing for _, missing in self._shortfalls(await self.read(), low))
+        return bool(self._shortfalls(await self.read()))
 
-    def shortfall_detail(self, measured: Sequence[MeasuredFilesystem], low: int) -> str:
+    def shortfall_detail(self, measured: Sequence[MeasuredFilesystem]) -> str:
         """Return the shortfall and the number of kept images by reason code, as a sentence; empty for none."""
-        found = max(self._shortfalls(measured, low), key=lambda each: each[1], default=None)
-        return "" if found is None else self._detail(found[0], low)
+        found = max(self._shortfalls(measured), key=lambda each: each[1], default=None)
+        return "" if found is None else self._detail(*found)
 
-    def _shortfalls(self, measured: Sequence[MeasuredFilesystem], low: int) -> list[tuple[MeasuredFilesystem, int]]:
-        """Return each measured filesystem that missed its target, with the missing bytes."""
-        progress, found = self.progress, []
-        targets = {target.path for plan in progress.plans for target in plan.targets}
-        if not any(plan.wanted_bytes for plan in progress.plans if plan.kind == "images"):
-            return []
+    def _shortfalls(self, measured: Sequence[MeasuredFilesystem]) -> list[tuple[MeasuredFilesystem, SpaceNeeded]]:
+        """Return each measured filesystem that missed its target, with the missing space."""
+        found = []
         for each in measured:
-            if self._several and each.before.path not in targets:
-                continue
-            missing = max(0, missing_bytes(each.after, low) - self._undo_bytes(each.before.path))
-            if missing:
+            path = each.before.path
+            missing = space_above_low(each.after, self.policy, self._wanted(path)).beyond(self._in_undo_windows(path))
+            if any(missing):
                 found.append((each, missing))
         return found
+
+    def _wanted(self, path: str) -> SpaceNeeded:
+        return wanted_on(self.progress.plans, path if self._several else "")
 
     @property
     def _several(self) -> bool:
         return bool(self.progress.preview.snapshot.image_filesystems)
 
-    def _undo_bytes(self, path: str) -> int:
-        if not self._several:
-            return self.progress.undo_bytes
-        return sum(each.decision.bytes_on(path) for each in self.progress.results if each.undo_until is not None)
+    def _in_undo_windows(self, path: str) -> Space:
+        """Return the predicted space on a filesystem of the removed images in their undo window."""
+        return self._predicted(path, [each.decision for each in self.progress.results if each.undo_until is not None])
 
-    def _predicted_bytes(self, path: str) -> int:
-        """Return the predicted bytes of the removals so far on a filesystem."""
+    def _removed(self, path: str) -> Space:
+        """Return the predicted space of the removals so far on a filesystem."""
         done = [
             result.decision
             for result in self.progress.results
             if result.outcome is Outcome.DONE and result.decision.kind in _ON_IMAGEFS and result.undo_until is None
         ]
+        return self._predicted(path, done)
+
+    def _predicted(self, path: str, decisions: Sequence[Decision]) -> Space:
+        """Return the predicted space of removals; 0 inodes on one of several filesystems, as they are unknown."""
         if self._several:
-            return sum(decision.bytes_on(path) for decision in done)
-        return self.progress.collected_bytes + sum(decision.frees_bytes or 0 for decision in done)
+            return Space(sum(each.bytes_on(path) for each in decisions))
+        return total_space(Space(each.frees_bytes or 0, each.frees_inodes or 0) for each in decisions)
 
     async def _settled(self, before: FsObservation) -> FsObservation:
-        """Measure a filesystem once the freed bytes are available, or after a bounded wait.
+        """Measure a filesystem once the freed space is available, or after a bounded wait.
+
+        Inodes are awaited only if the pass needs inodes.
 
         containerd sometimes collects garbage in the background, XFS frees inodes and blocks with a delay, and Btrfs
         frees space with the next commit; after an immediate measurement, a pass would remove more than needed. Without
         exact accounting the freed bytes are unknown, so the filesystem is measured immediately.
         """
         exact = any(plan.accounting is Accounting.LAYERS for plan in self.progress.plans)
-        certain_bytes = max(0, self._predicted_bytes(before.path) * 98 // 100 - MEASUREMENT_SLACK_BYTES)
-        target_bytes = before.available_bytes + certain_bytes
+        removed = self._removed(before.path)
+        predicted_bytes = removed.size_bytes + (0 if self._several else self.progress.collected_bytes)
+        certain_bytes = max(0, predicted_bytes * 98 // 100 - MEASUREMENT_SLACK_BYTES)
+        certain_inodes = removed.inodes * 98 // 100 if before.inodes and self._wanted(before.path).inodes else 0
+        target_bytes, target_inodes = before.available_bytes + certain_bytes, before.inodes_free + certain_inodes
         waited_s, last_bytes = 0.0, 0
         within_s = min(SETTLE_WITHIN_S, SETTLE_HURRIED_S) if self.hurried else SETTLE_WITHIN_S
         while True:
             measured = self.read_filesystem(before.path)
-            settled = not exact or not certain_bytes or measured.available_bytes >= target_bytes
+            settled = not exact or (
+                (not certain_bytes or measured.available_bytes >= target_bytes)
+                and (not certain_inodes or measured.inodes_free >= target_inodes)
+            )
             consumed = self.hurried and measured.available_bytes < last_bytes
             if settled or consumed or waited_s >= within_s or self.stop.is_set():
                 return measured
@@ -368,15 +381,21 @@ class Measurement(Record):
                 async with asyncio.timeout(SETTLE_STEP_S):
                     await self.stop.wait()
 
-    def _detail(self, measured: MeasuredFilesystem, low: int) -> str:
+    def _detail(self, measured: MeasuredFilesystem, missing: SpaceNeeded) -> str:
         progress, after = self.progress, measured.after
         last = progress.last_plan or next((plan for plan in reversed(progress.plans) if plan.kind == "images"), None)
         removed = progress.removed_ids()
         codes = (each.reason.code.value for each in (last.decisions if last else ()) if each.id not in removed)
         kept = ", ".join(f"{count} {code}" for code, count in Counter(codes).most_common())
         name = f"imagefs {measured.before.path}" if self._several else "imagefs"
-        missing = format_bytes(missing_bytes(after, low))
-        usage = f"{name} is {after.used_percent}% full, {missing} above the low threshold {low}%"
+        usages = []
+        if missing.size_bytes:
+            above = f"{format_bytes(missing.size_bytes)} above the low threshold {self.policy.low_threshold_percent}%"
+            usages.append(f"is {after.used_percent}% full, {above}")
+        if missing.inodes:
+            above = f"{missing.inodes} above the low threshold {self.policy.low_threshold_inodes_percent}%"
+            usages.append(f"uses {after.inodes_used_percent}% of its inodes, {above}")
+        usage = f"{name} {' and '.join(usages)}"
         return f"{usage}; images kept: {kept}" if kept else f"{usage}; no images remain"
 
 
@@ -387,21 +406,11 @@ def readings_of(snapshot: NodeSnapshot) -> tuple[FsObservation, ...]:
     return () if snapshot.image_filesystem is None else (snapshot.image_filesystem,)
 
 
-def is_relieved(paths: Sequence[str], read_filesystem: Callable[[str], FsObservation], low: int) -> bool:
-    """Return whether the usage of each of these filesystems is at most ``low`` percent; false if any is unreadable."""
-    try:
-        return all(read_filesystem(path).used_percent <= low for path in paths)
-    except NodeAgentError:
-        return False
-
-
-def missing_bytes(observed: FsObservation, low: int) -> int:
-    """Return the bytes still to be freed to reach the low threshold ``low`` in percent.
-
-    The planner calculates the target in the same way. The usage percentage is not used: it is rounded as in the
-    kubelet, so it can be one percent above the threshold although the target is met to the byte.
-    """
-    return max(0, observed.capacity_bytes * (100 - low) // 100 - observed.available_bytes)
+def is_relieved(observed: FsObservation, policy: ImageGCPolicy, wanted: SpaceNeeded, *, margin: int) -> bool:
+    """Return whether the usage of the wanted resources is at most their low threshold minus ``margin`` percent."""
+    size = not wanted.size_bytes or observed.used_percent <= policy.low_threshold_percent - margin
+    inodes = not wanted.inodes or observed.inodes_used_percent <= policy.low_threshold_inodes_percent - margin
+    return size and inodes
 
 
 MANUAL_TRIGGERS: Final = frozenset({"command", "control", "apply"})

@@ -16,6 +16,7 @@ from nodeagent.config.validation import (
     Size,
     Switch,
     about,
+    below_high_inodes,
     below_high_threshold,
     beyond_minimum_age,
     form,
@@ -35,13 +36,26 @@ class ImageGCSection(Section):
     enabled: Annotated[Switch, about("Whether the daemon runs image GC.")] = True
     interval: Annotated[Period, about("Interval of image GC passes, with 10% jitter.")] = "5m"
     high_threshold_percent: Annotated[
-        Percent, about("Image filesystem usage at which removal starts. 100 disables removal for space.")
+        Percent,
+        about("Image filesystem usage at which removal starts. 100 disables removal for space, bytes and inodes."),
     ] = 85
     low_threshold_percent: Annotated[
         Percent,
         Check(below_high_threshold, ("high_threshold_percent",)),
         about("Image filesystem usage at which removal stops. Must be below the high threshold."),
     ] = 80
+    high_threshold_inodes_percent: Annotated[
+        Percent,
+        about(
+            "Used inodes of the image filesystem at which removal starts, if the inodes of images are known and the "
+            "filesystem has a fixed number. 100 disables removal for inodes."
+        ),
+    ] = 90
+    low_threshold_inodes_percent: Annotated[
+        Percent,
+        Check(below_high_inodes, ("high_threshold_inodes_percent",)),
+        about("Used inodes at which such a removal stops. Must be below the high threshold for inodes."),
+    ] = 85
     minimum_age: Annotated[Duration, about("Minimum age, since first detection or pull, of removed images.")] = "2m"
     maximum_unused_age: Annotated[
         Duration,
@@ -51,7 +65,9 @@ class ImageGCSection(Section):
             "No image is removed by age before image use was observed without a gap for this time. 0 disables."
         ),
     ] = "0s"
-    minimum_gain: Annotated[Size, about("Images that would free less than this are skipped. 0 disables.")] = "0"
+    minimum_gain: Annotated[
+        Size, about("Images that would free less are skipped, unless inodes are needed. 0 disables.")
+    ] = "0"
     removal: Annotated[
         Literal["auto", "cri"],
         about(
@@ -148,6 +164,8 @@ def gc_policy(images: ImageGCSection, containers: ContainerGCSection, protect: P
         images=ImageGCPolicy(
             high_threshold_percent=images.high_threshold_percent,
             low_threshold_percent=images.low_threshold_percent,
+            high_threshold_inodes_percent=images.high_threshold_inodes_percent,
+            low_threshold_inodes_percent=images.low_threshold_inodes_percent,
             minimum_age_s=parse_duration_s(images.minimum_age),
             maximum_unused_age_s=parse_duration_s(images.maximum_unused_age),
             minimum_gain_bytes=parse_bytes(images.minimum_gain),

@@ -88,6 +88,11 @@ def _shown(key: str, value: Detail) -> str:
     return str(value)
 
 
+_USAGES: Final = {
+    "low_percent": "is {used_percent}% full, target {low_percent}%",
+    "low_inodes_percent": "uses {inodes_used_percent}% of its inodes, target {low_inodes_percent}%",
+}
+"""Usage of a filesystem in a sentence, by the detail that is present if the resource is above its threshold."""
 _NO_DETAILS: Final[Mapping[str, Detail]] = MappingProxyType({})
 
 
@@ -106,6 +111,7 @@ class Reason(Record, gc=False):
         """The reason as a sentence, without a full stop."""
         shown = {key: _shown(key, value) for key, value in self.details.items()}
         shown["on"] = f" {shown['filesystem']}" if "filesystem" in shown else ""  # on multi-imagefs nodes
+        shown["usage"] = "; ".join(form.format_map(shown) for key, form in _USAGES.items() if key in shown)
         return SENTENCES[self.code].format_map(shown)
 
 
@@ -187,12 +193,14 @@ class FilesystemTarget(Record):
     Attributes:
         path: path of the image filesystem.
         wanted_bytes: bytes to be freed by the removals.
+        wanted_inodes: inodes to be freed by the removals.
         pending_bytes: bytes freed on this filesystem in addition, by the runtime's own garbage collection.
     """
 
     path: str
     wanted_bytes: int
     pending_bytes: int
+    wanted_inodes: int = 0
 
 
 class Plan(Record):
@@ -204,13 +212,14 @@ class Plan(Record):
         decisions: one decision for each item of this kind in the snapshot; removals first, in order of execution.
         accounting: accuracy of the byte figures.
         wanted_bytes: bytes that the removals are to free; 0 for a plan without a target.
+        wanted_inodes: inodes that the removals are to free; 0 for a plan without a target.
         pending_bytes: bytes freed by the runtime's own garbage collection, in addition to the removals; if
             ``ends_undo``, removed images in their undo window are included.
         warnings: warnings for the operator.
         blocked: reason that no decision is possible; empty normally. A blocked plan has no removals.
         ends_undo: whether the undo windows of removed images end before the removals, because space is needed.
         targets: on a node with several image filesystems, the target of each filesystem from which images are removed;
-            ``wanted_bytes`` is their sum. Empty on a node with one image filesystem.
+            ``wanted_bytes`` and ``wanted_inodes`` are their sums. Empty on a node with one image filesystem.
         removals: the decisions with the verdict ``remove``, in order of execution; computed.
     """
 
@@ -224,6 +233,7 @@ class Plan(Record):
     blocked: str = ""
     ends_undo: bool = False
     targets: tuple[FilesystemTarget, ...] = ()
+    wanted_inodes: int = 0
     removals: tuple[Decision, ...] = ()
 
     def __post_init__(self) -> None:
@@ -244,3 +254,13 @@ class Plan(Record):
             freed = (sum(each.bytes_on(target.path) for each in removals) for target in self.targets)
             return sum(max(0, target.wanted_bytes - size) for target, size in zip(self.targets, freed, strict=True))
         return max(0, self.wanted_bytes - self.frees_bytes)
+
+    @property
+    def frees_inodes(self) -> int:
+        """Inodes that all removals are predicted to free; an unknown number counts as 0."""
+        return sum(decision.frees_inodes or 0 for decision in self.removals)
+
+    @property
+    def shortfall_inodes(self) -> int:
+        """Target minus the inodes that the removals are predicted to free, over all filesystems; at least 0."""
+        return max(0, self.wanted_inodes - self.frees_inodes)

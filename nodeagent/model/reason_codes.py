@@ -129,7 +129,7 @@ class ReasonCode(StrEnum):
 
 
 SENTENCES: Final[Mapping[ReasonCode, str]] = {
-    ReasonCode.LEAST_RECENTLY_USED: "least recently used; imagefs{on} is {used_percent}% full, target {low_percent}%",
+    ReasonCode.LEAST_RECENTLY_USED: "least recently used; imagefs{on} {usage}",
     ReasonCode.UNUSED_TOO_LONG: (
         "no use observed for {unused_s}, more than the maximum of {maximum_s}; observed since {observed_since_at}"
     ),
@@ -258,4 +258,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.GC_ROOT_LABEL: "kept by its containerd.io/gc.root label",
     ReasonCode.SNAPSHOT_HAS_CHILD: "parent of snapshot {child}, which is kept",
 }
-"""Sentence template of each reason; ``{on}`` is the path of the image filesystem if a node has several, else empty."""
+"""Sentence template of each reason; ``{on}`` is the path of the image filesystem if a node has several, else empty.
+
+``{usage}`` is the usage of the resources of a filesystem, with their targets.
+"""

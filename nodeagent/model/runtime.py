@@ -6,9 +6,10 @@ remaining images. The graph contains every piece once, so a planner can count ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from msgspec.structs import force_setattr
 
@@ -288,6 +289,19 @@ class ImageRecord(Record):
     sources: frozenset[str] | None = None
 
 
+class Space(NamedTuple):
+    """Bytes and inodes of stored content."""
+
+    size_bytes: int = 0
+    inodes: int = 0
+
+
+def total_space(spaces: Iterable[Space]) -> Space:
+    """Return the sum of all spaces."""
+    found = tuple(spaces)
+    return Space(sum(each.size_bytes for each in found), sum(each.inodes for each in found))
+
+
 class StorageGraph(Record):
     """Every stored piece once, and the pieces referenced by each image.
 
@@ -296,11 +310,10 @@ class StorageGraph(Record):
         by_image: CRI image id to indexes into ``pieces``, each index once per image. An image without an entry
             could not be resolved; its size is unknown.
         by_container: id of a container or sandbox to indexes into ``pieces``; these pieces have a container reference.
-        pending_bytes: size of the unreferenced pieces, freed by the runtime's next garbage collection.
+        pending: space of the unreferenced pieces, freed by the runtime's next garbage collection, by snapshotter, with
+            the empty name for blobs.
         records: CRI image id to its records in the image service.
-        undo_bytes: size of the pieces that are kept only for the undo windows of removed images.
-        pending_by_store: ``pending_bytes`` by snapshotter, with the empty name for blobs.
-        undo_by_store: ``undo_bytes`` by snapshotter, with the empty name for blobs.
+        undo: space of the pieces that are kept only for the undo windows of removed images, by snapshotter as above.
         store_paths: directory by snapshotter, with the blobs under the empty name; unknown directories are omitted.
     """
 
@@ -308,16 +321,14 @@ class StorageGraph(Record):
     by_image: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     by_container: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     records: Mapping[str, ImageRecord] = field(default_factory=dict)
-    pending_bytes: int = 0
-    undo_bytes: int = 0
-    pending_by_store: Mapping[str, int] = field(default_factory=dict)
-    undo_by_store: Mapping[str, int] = field(default_factory=dict)
+    pending: Mapping[str, Space] = field(default_factory=dict)
+    undo: Mapping[str, Space] = field(default_factory=dict)
     store_paths: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stores(self) -> frozenset[str]:
         """The snapshotters with pieces, and the empty name for blobs."""
-        return frozenset({piece.snapshotter for piece in self.pieces}).union(self.pending_by_store, self.undo_by_store)
+        return frozenset({piece.snapshotter for piece in self.pieces}).union(self.pending, self.undo)
 
 
 class UnreferencedPiece(Record):
@@ -388,6 +399,11 @@ class FsObservation(Record):
     def used_percent(self) -> int:
         """Usage in whole percent, rounded up by truncating the available share, as the kubelet does."""
         return 100 - self.available_bytes * 100 // self.capacity_bytes
+
+    @property
+    def inodes_used_percent(self) -> int:
+        """Used inodes in whole percent, rounded as ``used_percent``; 0 without a fixed number of inodes."""
+        return 100 - self.inodes_free * 100 // self.inodes if self.inodes else 0
 
     def bytes_until(self, percent: int) -> int:
         """Return the least further usage in bytes at which ``used_percent`` is ``percent``; 0 from there on."""

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.model.runtime import Image, PieceKind, StoredPiece
+from nodeagent.model.runtime import Image, PieceKind, Space, StoredPiece, total_space
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all, run_bounded
 from nodeagent.runtime.containerd import (
@@ -260,13 +260,12 @@ class Inventory(Record):
         return self.closure(GraphNode(CONTENT, digest) for digest in sorted(self.expected))
 
 
-def sum_by_store(sizes: Mapping[GraphNode, int]) -> dict[str, int]:
-    """Return the sum of the sizes by snapshotter, with the empty name for blobs."""
-    sums: dict[str, int] = {}
-    for node, size in sizes.items():
-        store = "" if node.kind == CONTENT else node.kind.removeprefix(SNAPSHOTS)
-        sums[store] = sums.get(store, 0) + size
-    return sums
+def space_by_store(pieces: Iterable[StoredPiece]) -> dict[str, Space]:
+    """Return the space of the pieces by snapshotter, with the empty name for blobs."""
+    found: dict[str, list[Space]] = {}
+    for each in pieces:
+        found.setdefault(each.snapshotter, []).append(Space(each.size_bytes, each.inodes))
+    return {store: total_space(spaces) for store, spaces in found.items()}
 
 
 def snapshotters_in(kinds: Iterable[str]) -> list[str]:

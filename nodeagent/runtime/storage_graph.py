@@ -58,7 +58,7 @@ from nodeagent.runtime.namespace_lists import (
     GraphNode,
     Inventory,
     Stored,
-    sum_by_store,
+    space_by_store,
 )
 from nodeagent.units import Clock, SystemClock
 
@@ -328,20 +328,16 @@ class LayerCache:
         )
         usage = await self._read_usage(client, inventory, sorted(unreferenced)) if unreferenced else {}
         undoable = inventory.referenced_by_leases(is_undo) & unreferenced
-        sizes = {
-            node: self._piece(node, inventory, usage).size_bytes
+        freed = {
+            node: self._piece(node, inventory, usage)
             for node in unreferenced
             if node in usage or (node.kind == CONTENT and node.id not in inventory.foreign)
         }
-        undo = {node: size for node, size in sizes.items() if node in undoable}
-        pending = {node: size for node, size in sizes.items() if node not in undoable}
         graph = replace(
             _with_references(layout, others),
             by_container=await compute(count, inventory.references_by_container, layout.index),
-            pending_bytes=sum(pending.values()),
-            undo_bytes=sum(undo.values()),
-            pending_by_store=sum_by_store(pending),
-            undo_by_store=sum_by_store(undo),
+            pending=space_by_store(piece for node, piece in freed.items() if node not in undoable),
+            undo=space_by_store(piece for node, piece in freed.items() if node in undoable),
             store_paths=self._stores.paths,
         )
         is_measured = layout.whole and all(n.kind == CONTENT or self._is_cached(n, inventory) for n in unreferenced)

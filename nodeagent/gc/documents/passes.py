@@ -14,6 +14,7 @@ from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd
 from nodeagent.gc.plan import breakdown as storage_breakdown, saved_plan
 from nodeagent.gc.plan.breakdown import UsageCategory as StoragePart
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.model import decision
 from nodeagent.model.decision import Accounting, FilesystemTarget, ItemKind, Verdict
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
@@ -24,7 +25,6 @@ from nodeagent.schemas import SchemaId
 if TYPE_CHECKING:
     from nodeagent.gc import executor as outcomes
     from nodeagent.gc.plan import explanation
-    from nodeagent.gc.plan.policy import ImageGCPolicy
     from nodeagent.store import history
 
 
@@ -151,7 +151,7 @@ class PlanDocument(Part, frozen=True, kw_only=True):
     """A plan with every decision, kept items included.
 
     Attributes:
-        wanted_bytes: bytes to free, the target of the plan; 0 without a target.
+        wanted_bytes: bytes to free, the target of the plan; 0 without a target, as for ``wanted_inodes``.
         blocked: reason for a plan without decisions; empty normally.
         targets: the target on each image filesystem; absent on a node with only one.
     """
@@ -167,6 +167,9 @@ class PlanDocument(Part, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     decisions: tuple[DecisionDocument, ...]
     targets: tuple[FilesystemTarget, ...] | UnsetType = UNSET
+    wanted_inodes: int = 0
+    frees_inodes: int = 0
+    shortfall_inodes: int = 0
 
     @classmethod
     def of(cls, value: decision.Plan) -> PlanDocument:
@@ -185,7 +188,8 @@ class PreviewDocument(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.
 
     Attributes:
         imagefs_problem: cause of a missing reading of the image filesystem; empty normally.
-        high_percent: usage at which image removal starts; ``None`` if unknown, as for ``low_percent``.
+        high_percent: usage at which image removal starts; ``None`` if unknown, as for ``low_percent``,
+            ``high_inodes_percent`` and ``low_inodes_percent``.
         image_filesystems: all image filesystems, ``imagefs`` first; absent on a node with only one.
         undo_window_s: seconds for which the image removals can be undone if a user requests them, before their space is
             freed; 0 if it is freed at once.
@@ -201,6 +205,8 @@ class PreviewDocument(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.
     imagefs_problem: str = ""
     high_percent: int | None = None
     low_percent: int | None = None
+    high_inodes_percent: int | None = None
+    low_inodes_percent: int | None = None
     image_filesystems: tuple[ImageFilesystemUsage, ...] | UnsetType = UNSET
     undo_window_s: Number = 0.0
 
@@ -225,8 +231,21 @@ class PreviewDocument(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.
             imagefs_problem=snapshot.image_filesystem_error,
             high_percent=None if policy is None else policy.high_threshold_percent,
             low_percent=None if policy is None else policy.low_threshold_percent,
+            high_inodes_percent=None if policy is None else policy.high_threshold_inodes_percent,
+            low_inodes_percent=None if policy is None else policy.low_threshold_inodes_percent,
             image_filesystems=image_filesystems(snapshot),
             undo_window_s=undo_window_s,
+        )
+
+    def thresholds(self) -> ImageGCPolicy | None:
+        """Return a policy with the thresholds; ``None`` if unknown. Earlier daemons sent none for inodes."""
+        if self.high_percent is None or self.low_percent is None:
+            return None
+        return ImageGCPolicy(
+            high_threshold_percent=self.high_percent,
+            low_threshold_percent=self.low_percent,
+            high_threshold_inodes_percent=100 if self.high_inodes_percent is None else self.high_inodes_percent,
+            low_threshold_inodes_percent=100 if self.low_inodes_percent is None else self.low_inodes_percent,
         )
 
     def snapshot(self) -> NodeSnapshot:

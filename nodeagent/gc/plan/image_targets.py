@@ -1,15 +1,18 @@
-"""Bytes to free by image removal, from the thresholds and usage of each filesystem, and the bytes of each image."""
+"""Space to free by image removal, from the thresholds and usage of each filesystem, and the space of each image."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.last_result import keep_last_result
 from nodeagent.model.decision import Accounting, Detail, Reason, ReasonCode
+from nodeagent.model.runtime import Space, total_space
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
+    from nodeagent.gc.plan.policy import ImageGCPolicy
+    from nodeagent.model.decision import FilesystemTarget, Plan
     from nodeagent.model.node import NodeSnapshot
     from nodeagent.model.runtime import FsObservation, Image, ImageFilesystem, StorageGraph
 
@@ -36,9 +39,81 @@ class SpaceNeeded(NamedTuple):
         """Return whether removals that free this space suffice."""
         return size_bytes >= self.size_bytes and inodes >= self.inodes
 
+    def beyond(self, freed: Space) -> SpaceNeeded:
+        """Return the space still needed once other space is freed."""
+        missing_bytes, missing_inodes = self.size_bytes - freed.size_bytes, self.inodes - freed.inodes
+        return self._replace(size_bytes=max(0, missing_bytes), inodes=max(0, missing_inodes))
+
     def ended_by(self, size_bytes: int, inodes: int) -> bool:
         """Return whether removals that free this space end the shortage, so that its growth does not consume it."""
         return self.met_by(size_bytes - self.growing_bytes, inodes - self.growing_inodes)
+
+
+def wanted_on(plans: Iterable[Plan], path: str) -> SpaceNeeded:
+    """Return the largest targets of plans on the image filesystem with this path; an empty path is the only one."""
+    targets: list[FilesystemTarget | Plan] = []
+    for plan in plans:
+        targets += [each for each in plan.targets if each.path == path] if path else [plan]
+    return SpaceNeeded(
+        max((each.wanted_bytes for each in targets), default=0),
+        max((each.wanted_inodes for each in targets), default=0),
+    )
+
+
+class _Usage(NamedTuple):
+    """Usage of one resource of a filesystem, bytes or inodes, with its thresholds in percent."""
+
+    total: int
+    available: int
+    high: int
+    low: int
+
+    def after(self, freed: int) -> _Usage:
+        """Return the usage after removals that free this amount."""
+        return self._replace(available=min(self.total, self.available + freed))
+
+    @property
+    def used_percent(self) -> int:
+        """Usage in whole percent, rounded up as ``FsObservation.used_percent``."""
+        return 100 - self.available * 100 // self.total
+
+    @property
+    def is_high(self) -> bool:
+        """Whether the usage is at or above the high threshold; false for a disabled threshold."""
+        return self.high < 100 and bool(self.total) and self.used_percent >= self.high
+
+    @property
+    def above_low(self) -> int:
+        """Amount to free to reach the low threshold; at least 0.
+
+        The percentage is not used: it is rounded, so it can be one percent above the threshold although the target is
+        met.
+        """
+        return max(0, self.total * (100 - self.low) // 100 - self.available)
+
+
+def _usages(observed: FsObservation, policy: ImageGCPolicy) -> tuple[_Usage, _Usage]:
+    """Return the usage of bytes and of inodes."""
+    return (
+        _Usage(
+            observed.capacity_bytes,
+            observed.available_bytes,
+            policy.high_threshold_percent,
+            policy.low_threshold_percent,
+        ),
+        _Usage(
+            observed.inodes,
+            observed.inodes_free,
+            policy.high_threshold_inodes_percent,
+            policy.low_threshold_inodes_percent,
+        ),
+    )
+
+
+def space_above_low(observed: FsObservation, policy: ImageGCPolicy, wanted: SpaceNeeded) -> SpaceNeeded:
+    """Return the bytes and inodes still to be freed to reach the low thresholds, of the resources in ``wanted``."""
+    size, inodes = _usages(observed, policy)
+    return SpaceNeeded(size.above_low if wanted.size_bytes else 0, inodes.above_low if wanted.inodes else 0)
 
 
 def ledger_for(snapshot: NodeSnapshot) -> Ledger:
@@ -229,16 +304,16 @@ class CollectedFilesystem(Record):
 
     Attributes:
         observed: usage reading of the filesystem; ``None`` if reading failed, with the cause in ``error``.
-        pending_bytes: size of unreferenced content, which the runtime's next garbage collection frees.
-        undo_bytes: size of content that only undo windows of removed images keep.
+        pending: space of unreferenced content, which the runtime's next garbage collection frees.
+        undo: space of content that only undo windows of removed images keep.
         number: index of the image filesystem in the snapshot; ``None`` on a node with one image filesystem.
         details: details to add to reasons: the path, on a node with several image filesystems.
     """
 
     observed: FsObservation | None
     error: str
-    pending_bytes: int
-    undo_bytes: int
+    pending: Space
+    undo: Space
     number: int | None
     details: Mapping[str, Detail]
 
@@ -249,7 +324,7 @@ class CollectedFilesystem(Record):
 
     def everything(self, *, ends_undo: bool) -> Target:
         """Return the target that removes all unused images, and ends undo windows if ``ends_undo``."""
-        pending_bytes = self.undo_bytes if ends_undo else 0
+        pending_bytes = self.undo.size_bytes if ends_undo else 0
         return Target(
             None, _ALL_UNUSED, pending_bytes=pending_bytes, ends_undo=ends_undo, number=self.number, at_once=True
         )
@@ -257,84 +332,95 @@ class CollectedFilesystem(Record):
     def needed_at_once(self, needed: SpaceNeeded) -> Target:
         """Return the target that frees the space for a met eviction threshold, before pods are evicted for it.
 
-        Content that the runtime collects without a removal is freed first, then the content of undo windows. The number
-        of its inodes is unknown: if inodes are needed, it is collected before images are chosen.
+        Content that the runtime collects without a removal is freed first, then the content of undo windows.
         """
         target = Target(None, _FOR_EVICTION, number=self.number, at_once=True)
-        pending_bytes, all_bytes = self.pending_bytes, self.pending_bytes + self.undo_bytes
-        if pending_bytes and needed.met_by(pending_bytes, 0):
-            return replace(target, kept=_pending(pending_bytes), pending_bytes=pending_bytes)
-        target = replace(target, pending_bytes=all_bytes, ends_undo=True)
-        if all_bytes and (needed.inodes or needed.met_by(all_bytes, 0)):
-            return replace(target, kept=_pending(all_bytes))
-        return replace(target, enough=needed._replace(size_bytes=max(0, needed.size_bytes - all_bytes)))
+        pending, unneeded = self.pending, total_space((self.pending, self.undo))
+        if any(pending) and needed.met_by(*pending):
+            return replace(target, kept=_pending(pending), pending_bytes=pending.size_bytes)
+        target = replace(target, pending_bytes=unneeded.size_bytes, ends_undo=True)
+        if any(unneeded) and needed.met_by(*unneeded):
+            return replace(target, kept=_pending(unneeded))
+        return replace(target, enough=needed.beyond(unneeded))
 
-    def target(self, high: int, low: int, freed_bytes: int) -> Target:
-        """Return the target by the thresholds ``high`` and ``low``, after removals that free ``freed_bytes``.
+    def target(self, policy: ImageGCPolicy, freed: Space, *, counts_inodes: bool) -> Target:
+        """Return the target by the thresholds of a policy, after removals that free the space ``freed``.
 
-        Percentages are truncated to integers. Usage equal to the high threshold starts a collection.
+        Percentages are truncated to integers. Usage equal to a high threshold starts a collection. The usage of inodes
+        is ignored unless ``counts_inodes``, since removals would then not end.
 
-        Source: kubelet ``GarbageCollect``.
+        Source: kubelet ``GarbageCollect``; the kubelet ignores inodes.
         """
-        if high >= 100:
+        if policy.high_threshold_percent >= 100:
             return Target(_THRESHOLD_OFF, _ALL_UNUSED, number=self.number)
         observed = self.observed
         if observed is None:
             detail = self.error or "no reading"
             kept = Reason(ReasonCode.FILESYSTEM_UNREADABLE, {"detail": detail, **self.details})
             return Target(kept, _ALL_UNUSED, number=self.number)
-        capacity_bytes = observed.capacity_bytes
-        if self.number is not None and observed.used_percent < high:
-            freed_bytes = 0  # the reported usage excludes removals for other filesystems
-        available_bytes = min(capacity_bytes, observed.available_bytes + freed_bytes)
-        used_percent = 100 - available_bytes * 100 // capacity_bytes
-        details: dict[str, Detail] = {"used_percent": used_percent, "low_percent": low, **self.details}
-        reason = Reason(ReasonCode.LEAST_RECENTLY_USED, details)
-        if used_percent < high:
-            below: dict[str, Detail] = {"used_percent": used_percent, "high_percent": high, **self.details}
+        size, inodes = _usages(observed, policy)
+        if self.number is not None:  # the reported usage excludes removals for other filesystems
+            freed = Space(freed.size_bytes if size.is_high else 0, freed.inodes if inodes.is_high else 0)
+        size, inodes = size.after(freed.size_bytes), inodes.after(freed.inodes)
+        needs_inodes = counts_inodes and inodes.is_high
+        details: dict[str, Detail] = {}
+        if size.is_high or not needs_inodes:
+            details |= {"used_percent": size.used_percent, "low_percent": policy.low_threshold_percent}
+        if needs_inodes:
+            details |= {
+                "inodes_used_percent": inodes.used_percent,
+                "low_inodes_percent": policy.low_threshold_inodes_percent,
+            }
+        reason = Reason(ReasonCode.LEAST_RECENTLY_USED, {**details, **self.details})
+        if not (size.is_high or needs_inodes):
+            below: dict[str, Detail] = {"used_percent": size.used_percent, "high_percent": size.high, **self.details}
             return Target(Reason(ReasonCode.BELOW_HIGH_THRESHOLD, below), reason, number=self.number)
-        wanted_bytes = capacity_bytes * (100 - low) // 100 - available_bytes
-        if wanted_bytes <= 0:
+        wanted = SpaceNeeded(size.above_low if size.is_high else 0, inodes.above_low if needs_inodes else 0)
+        if not any(wanted):
             return Target(_ENOUGH, reason, number=self.number)
-        return self._after_pending(wanted_bytes, freed_bytes, reason)
+        return self._after_pending(wanted, freed, reason)
 
-    def _after_pending(self, wanted_bytes: int, freed_bytes: int, reason: Reason) -> Target:
-        """Return the target reduced by bytes freed without an image removal: pending content and undo windows."""
-        pending_bytes, undo_bytes = self.pending_bytes, self.undo_bytes
-        if pending_bytes >= wanted_bytes:
-            return Target(_pending(pending_bytes), reason, pending_bytes=pending_bytes, number=self.number)
-        if pending_bytes + undo_bytes >= wanted_bytes:
-            kept = Reason(ReasonCode.UNDO_WINDOW_OPEN, {"undo_bytes": undo_bytes})
+    def _after_pending(self, wanted: SpaceNeeded, freed: Space, reason: Reason) -> Target:
+        """Return the target reduced by space freed without an image removal: pending content and undo windows."""
+        pending, unneeded = self.pending, total_space((self.pending, self.undo))
+        pending_bytes = pending.size_bytes
+        if wanted.met_by(*pending):
+            return Target(_pending(pending), reason, pending_bytes=pending_bytes, number=self.number)
+        if wanted.met_by(*unneeded):
+            kept = Reason(ReasonCode.UNDO_WINDOW_OPEN, {"undo_bytes": self.undo.size_bytes})
             return Target(kept, reason, pending_bytes=pending_bytes, number=self.number)
-        pending_bytes += undo_bytes
-        enough = SpaceNeeded(wanted_bytes - pending_bytes + freed_bytes)
-        return Target(None, reason, enough, pending_bytes, ends_undo=True, number=self.number)
+        rest = wanted.beyond(unneeded)
+        enough = SpaceNeeded(
+            rest.size_bytes + freed.size_bytes if rest.size_bytes else 0,
+            rest.inodes + freed.inodes if rest.inodes else 0,
+        )
+        return Target(None, reason, enough, unneeded.size_bytes, ends_undo=True, number=self.number)
 
 
-def _pending(pending_bytes: int) -> Reason:
-    return Reason(ReasonCode.COLLECTION_PENDING, {"pending_bytes": pending_bytes})
+def _pending(space: Space) -> Reason:
+    return Reason(ReasonCode.COLLECTION_PENDING, {"pending_bytes": space.size_bytes})
 
 
 def collected_filesystems(snapshot: NodeSnapshot) -> tuple[CollectedFilesystem, ...]:
     """Return the image filesystems, fullest first; ``number`` is ``None`` if the node has only one."""
     storage = snapshot.storage
     if not snapshot.image_filesystems:
-        pending_bytes = storage.pending_bytes if storage is not None else 0
-        undo_bytes = storage.undo_bytes if storage is not None else 0
+        pending = total_space(storage.pending.values()) if storage is not None else Space()
+        undo = total_space(storage.undo.values()) if storage is not None else Space()
         observed, error = snapshot.image_filesystem, snapshot.image_filesystem_error
-        return (CollectedFilesystem(observed, error, pending_bytes, undo_bytes, None, {}),)
+        return (CollectedFilesystem(observed, error, pending, undo, None, {}),)
     found = [_one_of_several(number, each, storage) for number, each in enumerate(snapshot.image_filesystems)]
     return tuple(sorted(found, key=lambda each: (-each.used_percent, each.number)))
 
 
 def _one_of_several(number: int, each: ImageFilesystem, storage: StorageGraph | None) -> CollectedFilesystem:
-    pending: Mapping[str, int] = storage.pending_by_store if storage is not None else {}
-    undo: Mapping[str, int] = storage.undo_by_store if storage is not None else {}
+    pending: Mapping[str, Space] = storage.pending if storage is not None else {}
+    undo: Mapping[str, Space] = storage.undo if storage is not None else {}
     return CollectedFilesystem(
         each.observed,
         each.error,
-        sum(pending.get(store, 0) for store in each.stores),
-        sum(undo.get(store, 0) for store in each.stores),
+        total_space(pending[store] for store in each.stores if store in pending),
+        total_space(undo[store] for store in each.stores if store in undo),
         number,
         {"filesystem": each.path},
     )

@@ -32,6 +32,7 @@ from nodeagent.gc.plan.policy import LIMITS, ImageGCPolicy, PassLimits, Spent
 from nodeagent.model.clock import clock_untrusted, earlier
 from nodeagent.model.decision import (
     NO_FAILURES,
+    Accounting,
     Decision,
     Detail,
     FilesystemTarget,
@@ -41,6 +42,7 @@ from nodeagent.model.decision import (
     ReasonCode,
     Verdict,
 )
+from nodeagent.model.runtime import Space
 from nodeagent.record import replace
 from nodeagent.units import format_bytes, format_duration, format_time
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 # Enum members used for every image are module constants: a lookup in the enum class takes ten times as long.
 _IMAGE, _FAILED = ItemKind.IMAGE, ReasonCode.FAILED_EARLIER
+_BY_SIZE = Accounting.UPPER_BOUND
 _REMOVE, _KEEP, _REMOVAL_FAILED = Verdict.REMOVE, Verdict.KEEP, Verdict.FAILED
 
 _ENOUGH = Reason(ReasonCode.ENOUGH_FREED)
@@ -82,11 +85,11 @@ class Selection:
         self.ledger = ledger_for(snapshot)
         self.removals: list[Decision] = []
         self.kept: dict[str, Reason] = {}
-        self._freed = 0, 0
-        self._freed_on = [(0, 0)] * len(snapshot.image_filesystems)
+        self._freed = Space()
+        self._freed_on = [Space()] * len(snapshot.image_filesystems)
         self._images: dict[str, Image] = {}
 
-    def freed(self, number: int | None) -> tuple[int, int]:
+    def freed(self, number: int | None) -> Space:
         """Return the bytes and inodes that the removals free: on one filesystem, or on all filesystems for ``None``."""
         return self._freed if number is None else self._freed_on[number]
 
@@ -103,7 +106,7 @@ class Selection:
     def remove_in_groups(self, candidates: Sequence[ImageCandidate], target: Target) -> None:
         """Select candidates until the target is reached: images that can be pulled again, then irreplaceable images.
 
-        Irreplaceable images are not removed for bytes that other images will free in a later pass: images below the
+        Irreplaceable images are not removed for space that other images will free in a later pass: images below the
         minimum age, and images whose removal failed in this pass. They are kept if their loss would not end the
         shortage: the target is not reached with them, or the growth of the shortage consumes their space.
         """
@@ -113,14 +116,16 @@ class Selection:
         if last:
             wanted = target.enough
             if wanted is not None and not target.at_once:
-                later = {ReasonCode.TOO_YOUNG, _FAILED}
+                codes = {ReasonCode.TOO_YOUNG, _FAILED}
                 waiting = [
                     image
                     for image in self._snapshot.images
-                    if image.id in self.kept and self.kept[image.id].code in later and image.id not in self._last
+                    if image.id in self.kept and self.kept[image.id].code in codes and image.id not in self._last
                 ]
-                later_bytes = sum(self._gain_for(image, target)[0] or 0 for image in waiting)
-                target = replace(target, enough=wanted._replace(size_bytes=wanted.size_bytes - later_bytes))
+                later = Space()
+                for image in waiting:
+                    later = _plus(later, self._gain_for(image, target))
+                target = replace(target, enough=wanted.beyond(later))
             if target.kept is None and not self._is_ended_with(last, target):
                 self.kept |= {
                     each.id: Reason(ReasonCode.IRREPLACEABLE_INSUFFICIENT, {"how": self._last[each.id]})
@@ -151,14 +156,18 @@ class Selection:
         """Return the space that the removal of an image frees on the filesystem of a target; ``None`` if unknown."""
         return self.ledger.gain(image) if target.number is None else self.ledger.gain_on(image, target.number)
 
+    def _minimum_for(self, target: Target) -> int:
+        """Return the minimum bytes that a removal must free; 0 while inodes are needed, since small files use many."""
+        return 0 if target.enough is not None and target.enough.inodes else self._minimum_bytes
+
     def _is_ended_with(self, irreplaceable: Sequence[ImageCandidate], target: Target) -> bool:
         """Return whether the removals so far and these images end the shortage, without the limits per pass."""
         if target.enough is None:
             return True
-        ledger, freed = ledger_for(self._snapshot), (0, 0)
+        ledger, freed = ledger_for(self._snapshot), Space()
         for image in (*self._images.values(), *(each.image for each in irreplaceable)):
             gain = ledger.gain(image) if target.number is None else ledger.gain_on(image, target.number)
-            if image.id in self._images or (gain[0] or 0) >= self._minimum_bytes:
+            if image.id in self._images or (gain[0] or 0) >= self._minimum_for(target):
                 ledger.take(image)
                 freed = _plus(freed, gain)
         return target.enough.ended_by(*freed)
@@ -181,7 +190,7 @@ class Selection:
 
     def _remove_once(self, candidates: Sequence[ImageCandidate], target: Target) -> list[ImageCandidate]:
         """Run one round of :meth:`_remove_until_enough`; return the candidates that free too few bytes."""
-        minimum_bytes, number = self._minimum_bytes, target.number
+        minimum_bytes, number = self._minimum_for(target), target.number
         skipped = []
         for index, candidate in enumerate(candidates):
             image = candidate.image
@@ -236,7 +245,7 @@ class Selection:
         if not useless:
             return
         removals, self.removals = self.removals, []
-        self.ledger, self._freed, self._freed_on = ledger_for(self._snapshot), (0, 0), [(0, 0)] * len(self._freed_on)
+        self.ledger, self._freed, self._freed_on = ledger_for(self._snapshot), Space(), [Space()] * len(self._freed_on)
         for each in removals:
             if each.id in useless:
                 self.kept[each.id] = _ENOUGH
@@ -247,9 +256,9 @@ class Selection:
             self._count(replace(each, frees_bytes=gain[0], frees_inodes=gain[1]), image)
 
 
-def _plus(freed: tuple[int, int], gain: Gain) -> tuple[int, int]:
+def _plus(freed: Space, gain: Gain) -> Space:
     """Return the sum of freed space and a gain; an unknown gain counts as 0."""
-    return freed[0] + (gain[0] or 0), freed[1] + (gain[1] or 0)
+    return Space(freed.size_bytes + (gain[0] or 0), freed.inodes + (gain[1] or 0))
 
 
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
@@ -395,6 +404,7 @@ class _ImagePlanner:
             candidates = self._remove_unused_too_long(candidates)
         old_enough, selection = self._old_enough(candidates), self._selection
         targets = self._remove_for_space(old_enough, needed, remove_all_unused=remove_all_unused, only_on=only_on)
+        wanted = [each.enough for each in targets if each.enough is not None and not each.at_once]
         self._kept.update(with_last_reasons(self._kept, self._last))
         for image_id, reason in self._unobserved.items():
             if image_id in self._kept and self._kept[image_id].code not in LIMITS:
@@ -404,15 +414,17 @@ class _ImagePlanner:
             self._now,
             (*selection.removals, *selection.kept_decisions(images)),
             accounting=selection.ledger.accounting,
-            wanted_bytes=sum(
-                each.enough.size_bytes for each in targets if each.enough is not None and not each.at_once
-            ),
+            wanted_bytes=sum(each.size_bytes for each in wanted),
+            wanted_inodes=sum(each.inodes for each in wanted),
             pending_bytes=sum(each.pending_bytes for each in targets),
             warnings=tuple(self._warnings(targets)),
             ends_undo=any(each.ends_undo for each in targets),
             targets=tuple(
                 FilesystemTarget(
-                    self._snapshot.image_filesystems[each.number].path, each.enough.size_bytes, each.pending_bytes
+                    self._snapshot.image_filesystems[each.number].path,
+                    each.enough.size_bytes,
+                    each.pending_bytes,
+                    each.enough.inodes,
                 )
                 for each in targets
                 if each.number is not None and each.kept is None and each.enough is not None and not each.at_once
@@ -452,8 +464,9 @@ class _ImagePlanner:
         return targets
 
     def _target(self, filesystem: CollectedFilesystem) -> Target:
-        policy, (freed_bytes, _) = self._policy, self._selection.freed(filesystem.number)
-        return filesystem.target(policy.high_threshold_percent, policy.low_threshold_percent, freed_bytes)
+        selection = self._selection
+        counts_inodes = selection.ledger.accounting is Accounting.LAYERS
+        return filesystem.target(self._policy, selection.freed(filesystem.number), counts_inodes=counts_inodes)
 
     def _collected(self, only_on: str) -> list[CollectedFilesystem]:
         found, paths = collected_filesystems(self._snapshot), [each.path for each in self._snapshot.image_filesystems]
@@ -565,11 +578,18 @@ class _ImagePlanner:
                 f"no image is removed for space: unknown which of {len(self._snapshot.image_filesystems)} image "
                 "filesystems a removal frees; runtime.imagefs_path limits collection to one"
             )
+        high = self._policy.high_threshold_inodes_percent
+        for each in collected_filesystems(self._snapshot) if self._selection.ledger.accounting is _BY_SIZE else ():
+            if high < 100 and each.observed is not None and each.observed.inodes_used_percent >= high:
+                yield (
+                    f"imagefs uses {each.observed.inodes_used_percent}% of its inodes, but no image is removed for "
+                    "inodes: CRI alone reports no inodes of images"
+                )
         pending_bytes = sum(each.pending_bytes for each in targets)
         if pending_bytes:
             storage = self._snapshot.storage
             size = format_bytes(pending_bytes)
-            ends_undo = storage is not None and storage.undo_bytes and any(each.ends_undo for each in targets)
+            ends_undo = storage is not None and storage.undo and any(each.ends_undo for each in targets)
             undo = ", or in its undo window" if ends_undo else ""
             yield (
                 f"{size} of unreferenced content is not collected yet{undo}; the runtime collects it before any removal"

@@ -17,6 +17,9 @@ class ImageGCPolicy(Record):
         high_threshold_percent: usage of the image filesystem in percent that starts a collection; 100 disables the
             threshold.
         low_threshold_percent: usage in percent at which a collection stops.
+        high_threshold_inodes_percent: used inodes in percent that start a collection; 100 disables the threshold. The
+            kubelet has no such threshold.
+        low_threshold_inodes_percent: used inodes in percent at which such a collection stops.
         minimum_age_s: minimum age for removal, counted from first detection or an earlier pull; an image of exactly
             this age may be removed.
         maximum_unused_age_s: an image unused for longer is removed at any filesystem usage, once image use has been
@@ -33,6 +36,8 @@ class ImageGCPolicy(Record):
 
     high_threshold_percent: int = 85
     low_threshold_percent: int = 80
+    high_threshold_inodes_percent: int = 90
+    low_threshold_inodes_percent: int = 85
     minimum_age_s: float = 120.0
     maximum_unused_age_s: float = 0.0
     minimum_gain_bytes: int = 0

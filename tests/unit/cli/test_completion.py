@@ -96,7 +96,10 @@ def complete(environment: dict[str, str], *given: str, option: str = "-B") -> su
         (("images", "-o", "w"), ["wide"]),
         (("images", "--output=w"), ["--output=wide"]),
         (("images", "--filter", "verd"), ["verdict="]),
-        (("config", "show", "image_gc.high"), ["image_gc.high_threshold_percent"]),
+        (
+            ("config", "show", "image_gc.high"),
+            ["image_gc.high_threshold_percent", "image_gc.high_threshold_inodes_percent"],
+        ),
         (("config", "reference", "dry"), ["dry_run"]),
         (("config", "check", "--config", "/e"), [":files"]),
         (("config", "check", "--config=/e"), []),

@@ -47,5 +47,7 @@ async def test_measurement_for_an_eviction_waits_for_the_freed_bytes_only_until_
             read.append(replace(before, available_bytes=before.available_bytes + next(changes) * MIB))
             return read[-1]
 
-        (measured,) = await Measurement(progress, read_filesystem, asyncio.Event(), hurried=True).read()
+        (measured,) = await Measurement(
+            progress, made.collector.policy.images, read_filesystem, asyncio.Event(), hurried=True
+        ).read()
     assert (len(read), measured.after) == (readings, read[-1])

@@ -12,7 +12,7 @@ from nodeagent.gc.plan.planner import plan_all
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy
 from nodeagent.model.decision import FilesystemTarget, ReasonCode
 from nodeagent.model.pods import PodList, PodListSource
-from nodeagent.model.runtime import ImageFilesystem, ReferenceKind, StorageGraph
+from nodeagent.model.runtime import ImageFilesystem, ReferenceKind, Space, StorageGraph
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
@@ -163,12 +163,12 @@ def test_unreadable_filesystem_keeps_its_images_only() -> None:
 def test_unreferenced_content_counts_for_its_own_filesystem() -> None:
     observed = node(95, 95, content=False)
     assert observed.storage is not None
-    pending = replace(observed.storage, pending_bytes=150 * MIB, pending_by_store={"native": 150 * MIB})
+    pending = replace(observed.storage, pending={"native": Space(150 * MIB)})
     plan = plan_image_gc(replace(observed, storage=pending), POLICY)
     assert removed(plan) == ["o1", "o2"]
     assert codes(plan)["k1"] == "collection-pending"
     assert plan.pending_bytes == 150 * MIB
-    undo = replace(observed.storage, undo_bytes=400 * MIB, undo_by_store={"native": 400 * MIB})
+    undo = replace(observed.storage, undo={"native": Space(400 * MIB)})
     plan = plan_image_gc(replace(observed, storage=undo), POLICY)
     assert codes(plan)["k1"] == "undo-window-open"
     assert removed(plan) == ["o1", "o2"]

@@ -16,7 +16,7 @@ from nodeagent.gc.plan.image_users import ImageIndex, images_in_use, repository_
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model.decision import ReasonCode
 from nodeagent.model.node import Hold
-from nodeagent.model.runtime import Image
+from nodeagent.model.runtime import Image, Space
 from nodeagent.record import replace
 from tests.unit.builders import (
     MIB,
@@ -153,7 +153,7 @@ def test_limit_per_pass_applies_to_selected_images() -> None:
 
 
 def test_undo_windows_of_other_removals_do_not_end() -> None:
-    storage = replace(graph([piece("own", 5)], {"a": ["own"]}), undo_bytes=7 * MIB, pending_bytes=3 * MIB)
+    storage = replace(graph([piece("own", 5)], {"a": ["own"]}), undo={"": Space(7 * MIB)}, pending={"": Space(3 * MIB)})
     plan = plan_for(snapshot(image("a"), storage=storage), "*/a:1")
     assert (removed(plan), plan.pending_bytes, plan.ends_undo) == (["a"], 0, False)
 

@@ -10,7 +10,7 @@ from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import Spent
 from nodeagent.model.decision import Accounting, ReasonCode
-from nodeagent.model.runtime import Image
+from nodeagent.model.runtime import Image, Space
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
@@ -313,7 +313,7 @@ def test_unreferenced_bytes_reduce_the_target(pending: int, target: int, expecte
     fs = replace(filesystem(), capacity_bytes=1000 * MIB, available_bytes=100 * MIB)
     images = [(Image(name, (f"r/{name}:1",), (), 1), used(age)) for name, age in (("b", 2), ("a", 3))]
     pieces = graph([piece("pa", 50), piece("pb", 50)], {"a": ["pa"], "b": ["pb"]})
-    storage = replace(pieces, pending_bytes=pending * MIB)
+    storage = replace(pieces, pending={"": Space(pending * MIB)})
     plan = plan_image_gc(node(*images, image_filesystem=fs, storage=storage), POLICY)
     assert (plan.wanted_bytes, plan.pending_bytes, removed(plan)) == (target * MIB, pending * MIB, expected)
     assert (ReasonCode.COLLECTION_PENDING in codes(plan).values()) == (not expected)
@@ -326,7 +326,8 @@ class TestNeededSpace:
     STORAGE = graph([piece(f"p{name}", 16, inodes=100) for name in "abcd"], {name: [f"p{name}"] for name in "abcd"})
 
     def plan(self, needed: SpaceNeeded, pending: int = 0, undo: int = 0, imported: str = "") -> Plan:
-        storage = replace(self.STORAGE, pending_bytes=pending * MIB, undo_bytes=undo * MIB)
+        """Return the plan; unreferenced content has one inode per MiB."""
+        storage = replace(self.STORAGE, pending={"": Space(pending * MIB, pending)}, undo={"": Space(undo * MIB, undo)})
         sources = {each.id: frozenset() if each.id in imported else pulled_from(each) for each, _ in self.IMAGES}
         observed = node(*self.IMAGES, storage=storage, image_filesystem=filesystem(10), image_sources=sources)
         return plan_image_gc(observed, POLICY, needed=needed)
@@ -358,7 +359,8 @@ class TestNeededSpace:
             pytest.param(SpaceNeeded(20 * MIB), 20, 30, 20, False, "", id="pending content suffices"),
             pytest.param(SpaceNeeded(40 * MIB), 20, 30, 50, True, "", id="undo windows suffice"),
             pytest.param(SpaceNeeded(60 * MIB), 20, 30, 50, True, "a", id="images for the rest"),
-            pytest.param(SpaceNeeded(inodes=10), 20, 0, 20, True, "", id="pending inodes are unknown"),
+            pytest.param(SpaceNeeded(inodes=20), 20, 0, 20, False, "", id="pending inodes suffice"),
+            pytest.param(SpaceNeeded(inodes=21), 20, 0, 20, True, "a", id="images for the rest of the inodes"),
         ],
     )
     def test_content_without_references_is_collected_before_images(  # noqa: PLR0917
