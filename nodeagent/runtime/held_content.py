@@ -95,21 +95,27 @@ def held_content(
             unless their directory is readable: the runtime may have another mount namespace.
     """
     remaining = dict(pieces)
+    for node in pieces:
+        if node.kind == CONTENT and is_lost(content_path, node.id):
+            remaining[node] = replace(remaining[node], size_bytes=0)
 
-    def take(nodes: Iterable[GraphNode]) -> int:
-        return sum(remaining.pop(node).size_bytes for node in nodes if node in remaining)
+    def take(nodes: Iterable[GraphNode]) -> list[int]:
+        return [remaining.pop(node).size_bytes for node in nodes if node in remaining]
 
-    found = [replace(holder, size_bytes=take(nodes)) for holder, nodes in _holders(inventory, images, content_path)]
+    holders = ((holder, take(nodes)) for holder, nodes in _holders(inventory, images, content_path))
+    found = [replace(holder, size_bytes=sum(sizes)) for holder, sizes in holders if sizes]
     counted = set(inventory.stored.blobs)
     for other in others:
-        shared = take(node for node in sorted(remaining) if node.kind == CONTENT and node.id in other.blobs)
-        own = sum(size for digest, size in other.blobs.items() if digest not in counted)
+        shared = sum(take(node for node in sorted(remaining) if node.kind == CONTENT and node.id in other.blobs))
+        own = sum(
+            size for digest, size in other.blobs.items() if digest not in counted and not is_lost(content_path, digest)
+        )
         counted.update(other.blobs)
         size_bytes = shared + own + other.snapshots_bytes
         found.append(HeldContent(ReferenceKind.OTHER_NAMESPACE, other.name, size_bytes))
         found += [HeldContent(ReferenceKind.INGEST, each.ref, each.written_bytes) for each in other.ingests]
     found += [HeldContent(None, node.id, piece.size_bytes) for node, piece in sorted(remaining.items())]
-    return tuple(each for each in found if each.size_bytes)
+    return tuple(each for each in found if each.size_bytes or each.is_stuck)
 
 
 def _holders(
@@ -120,7 +126,7 @@ def _holders(
     for image in inventory.images:
         if image.name not in listed:
             reached = inventory.referenced_by_images([image])
-            missing = _missing(inventory, reached, content_path)
+            missing = _missing(inventory, image.target, reached, content_path)
             detail = missing or "not listed by CRI"
             kind = ReferenceKind.UNLISTED_IMAGE
             yield HeldContent(kind, image.name, 0, image.created.at, detail, bool(missing)), reached
@@ -139,15 +145,19 @@ def _holders(
         yield HeldContent(ReferenceKind.GC_LABEL, node.id, 0, None, "label containerd.io/gc"), inventory.closure([node])
 
 
-def _missing(inventory: Inventory, reached: Iterable[GraphNode], content_path: str) -> str:
-    """Return how many blobs of an image are missing in the records or as files; empty if none is."""
-    blobs = [node for node in reached if node.kind == CONTENT and node not in inventory.stored.optional]
-    missing = sum(node not in inventory.stored.existing or _is_lost(content_path, node.id) for node in blobs)
+def _missing(inventory: Inventory, target: str, reached: Iterable[GraphNode], content_path: str) -> str:
+    """Return how many blobs of an image are missing in the records or as files; empty if none is.
+
+    A manifest that another index references is optional, except as the target of the image.
+    """
+    optional = inventory.stored.optional - {GraphNode(CONTENT, target)}
+    blobs = [node for node in reached if node.kind == CONTENT and node not in optional]
+    missing = sum(node not in inventory.stored.existing or is_lost(content_path, node.id) for node in blobs)
     return f"{missing} of {len(blobs)} blobs missing" if missing else ""
 
 
-def _is_lost(content_path: str, digest: str) -> bool:
-    """Return whether the file of a blob is missing in its directory."""
+def is_lost(content_path: str, digest: str) -> bool:
+    """Return whether the file of a blob is missing in its directory; false if the directory is unreadable."""
     algorithm, _, encoded = digest.partition(":")
     directory = Path(content_path, "blobs", algorithm)
     try:

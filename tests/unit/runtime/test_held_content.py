@@ -24,7 +24,7 @@ Held = dict[tuple[ReferenceKind | None, str], str]
 async def held(client: ContainerdClient, *, content_path: str = "") -> Held:
     """Return the detail of each holder of content by kind and name."""
     found = await LayerCache().find_held(client, [A, B], content_path=content_path)
-    assert all(each.size_bytes > 0 for each in found)
+    assert all(each.size_bytes > 0 or each.is_stuck for each in found)
     return {(each.kind, each.name): each.detail for each in found}
 
 
@@ -116,3 +116,24 @@ async def test_missing_file_of_an_unlisted_image_is_a_missing_blob_only_if_the_d
     assert (await held(client, content_path=str(tmp_path)))[name] == "1 of 1 blobs missing"
     (directory / "manifest").touch()
     assert (await held(client, content_path=str(tmp_path)))[name] == "not listed by CRI"
+
+
+async def test_blob_without_a_file_has_no_size(client: ContainerdClient, store: Store, tmp_path: Path) -> None:
+    store.blobs |= {"sha256:manifest": (500, {}), "sha256:lost": (1 << 20, {}), "sha256:other": (1 << 20, {})}
+    store.images["broken:1"] = "sha256:manifest"
+    store.leases["pull"] = ({}, [("content", "sha256:lost"), ("content", "sha256:other")])
+    (tmp_path / "blobs/sha256").mkdir(parents=True)
+    (tmp_path / "blobs/sha256/other").touch()
+    found = await LayerCache().find_held(client, [A, B], content_path=str(tmp_path))
+    assert {each.name: each.size_bytes for each in found} == {"broken:1": 0, "pull": 1 << 20}
+
+
+async def test_lost_manifest_of_an_image_is_a_missing_blob_also_if_an_index_references_it(
+    client: ContainerdClient, store: Store, tmp_path: Path
+) -> None:
+    store.images["broken:1"] = "sha256:manifest"
+    store.blobs["sha256:manifest"] = (500, {})
+    store.blobs["index"] = (500, {"containerd.io/gc.ref.content.m.0": "sha256:manifest"})
+    (tmp_path / "blobs/sha256").mkdir(parents=True)
+    found = await held(client, content_path=str(tmp_path))
+    assert found[ReferenceKind.UNLISTED_IMAGE, "broken:1"] == "1 of 1 blobs missing"
