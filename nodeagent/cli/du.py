@@ -154,7 +154,7 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
     yield Line()
     yield from table.lines(columns)
     yield from warning_lines(value.warnings)
-    if not value.exact and not value.warnings:
+    if not value.exact and all(share.part is not UsageCategory.RUNTIME_DATA for share in value.shares):
         yield Line("image sizes as reported by the runtime: shared layers are counted once per image", "yellow")
 
 

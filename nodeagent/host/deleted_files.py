@@ -18,35 +18,40 @@ from typing import Final, NamedTuple
 import psutil
 
 from nodeagent.host.disk_usage import BLOCK_BYTES
+from nodeagent.host.processes import read_cgroup_names, read_stat
 
 _UPPER: Final = "upperdir="
+_KTHREADD: Final = 2  # parent of all kernel threads
 
 
 class DeletedFile(NamedTuple):
-    """A deleted file that is open: its disk usage, and the first process that keeps it open."""
+    """A deleted file that is open: its disk usage, and the first process that keeps it open, with its cgroups."""
 
     size_bytes: int
     pid: int
     process: str
+    cgroups: frozenset[str]
 
 
-def read_deleted_files(devices: Collection[int], deadline_s: float) -> tuple[tuple[DeletedFile, ...], bool]:
-    """Return the deleted open files on these devices, each once, and whether all processes were read. Blocks.
+def read_deleted_files(devices: Collection[int], deadline_s: float) -> tuple[tuple[DeletedFile, ...], int]:
+    """Return the deleted open files on these devices, each once, and the number of unread processes. Blocks.
 
-    Processes that cannot be read, as without root, are omitted, and the result then is incomplete.
+    Processes are unread after the deadline and without permission: the descriptors of a process of another user, or
+    with further capabilities, require ``CAP_SYS_PTRACE``.
 
     Args:
         devices: device numbers (``st_dev``) of the filesystem.
         deadline_s: end of the reading, on the clock of ``time.monotonic``.
 
-    Source: proc(5), ``/proc/PID/fd``, ``/proc/PID/mountinfo``; kernel overlayfs.rst, "Inode properties".
+    Source: proc(5), ``/proc/PID/fd``, ``/proc/PID/mountinfo``; ptrace(2), "Ptrace access mode checking"; kernel
+    overlayfs.rst, "Inode properties".
     """
     found: dict[tuple[int, int], DeletedFile] = {}
     overlays: dict[int, frozenset[int]] = {}
-    complete = True
-    for pid in psutil.pids():
+    unread, pids = 0, psutil.pids()
+    for index, pid in enumerate(pids):
         if time.monotonic() > deadline_s:
-            return tuple(found.values()), False
+            return tuple(found.values()), unread + len(pids) - index
         process = Path(psutil.PROCFS_PATH, str(pid))
         try:
             deleted = list(_deleted(process))
@@ -57,13 +62,14 @@ def read_deleted_files(devices: Collection[int], deadline_s: float) -> tuple[tup
         except (FileNotFoundError, ProcessLookupError):  # ended
             continue
         except OSError:
-            complete = False
+            unread += not _is_kernel_thread(pid)
             continue
         for status in deleted:
             if status.st_dev in on:
                 key = status.st_dev, status.st_ino
-                found.setdefault(key, DeletedFile(status.st_blocks * BLOCK_BYTES, pid, name))
-    return tuple(found.values()), complete
+                cgroups = read_cgroup_names(pid, process.parent)
+                found.setdefault(key, DeletedFile(status.st_blocks * BLOCK_BYTES, pid, name, cgroups))
+    return tuple(found.values()), unread
 
 
 def _deleted(process: Path) -> Iterator[os.stat_result]:
@@ -79,6 +85,14 @@ def _deleted(process: Path) -> Iterator[os.stat_result]:
                 status = each.stat()
                 if not status.st_nlink and stat.S_ISREG(status.st_mode) and status.st_blocks:
                     yield status
+
+
+def _is_kernel_thread(pid: int) -> bool:
+    """Return whether a process is a kernel thread or ended; kernel threads have no open files."""
+    try:
+        return _KTHREADD in (pid, read_stat(pid, Path(psutil.PROCFS_PATH).parent).parent)
+    except OSError:
+        return True
 
 
 def _overlays_on(process: Path, devices: Collection[int], known: dict[int, frozenset[int]]) -> frozenset[int]:

@@ -117,7 +117,7 @@ class TreeReader:
             skip: paths to omit.
             only_files: whether to omit the content of subdirectories.
         """
-        omitted = frozenset(skip) | {each for each in self._mounts if each.startswith(f"{tree.path}/")}
+        omitted = frozenset(skip) | {each for each in self._mounts if each.startswith(_below(tree.path, ""))}
         levels = _Levels(tree.path, omitted)
         tree.complete = False
         try:
@@ -187,10 +187,15 @@ class TreeReader:
                 closing_descriptor(os.open(root, _DIRECTORY | os.O_NOFOLLOW)) as descriptor,
                 os.scandir(descriptor) as entries,
             ):
-                names = [each.name for each in entries if self._is_own_directory(each)]
+                omitted = skip.union(self._mounts)  # before the status, which never returns for a dead mount
+                paths = [
+                    _below(root, each.name)
+                    for each in entries
+                    if _below(root, each.name) not in omitted and self._is_own_directory(each)
+                ]
         except OSError:
             return []
-        return sorted(path for name in names if (path := _below(root, name)) not in skip)
+        return sorted(paths)
 
     def _is_own_directory(self, entry: os.DirEntry[str]) -> bool:
         status = entry.stat(follow_symlinks=False)
@@ -360,14 +365,6 @@ def _close(level: _Level) -> None:
 
 def _below(path: str, name: str) -> str:
     return f"/{name}" if path == "/" else f"{path}/{name}"
-
-
-def mount_point(path: str) -> str:
-    """Return the mount point of a path."""
-    current = os.path.realpath(path)
-    while not os.path.ismount(current):
-        current = os.path.dirname(current)  # noqa: PTH120 - the path is a text
-    return current
 
 
 def _memory_of(name: str) -> int:

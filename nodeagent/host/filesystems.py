@@ -12,7 +12,7 @@ import fcntl
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -107,6 +107,66 @@ def mount_lines(mountinfo: str) -> Iterator[tuple[list[str], str]]:
         for line in lines:
             left, _, right = line.partition(" - ")
             yield left.split(), right
+
+
+def mount_point(path: str, mountinfo: str = MOUNTINFO) -> str:
+    """Return the mount point of the filesystem of a path that shows the largest part of it, if possible the path's own.
+
+    Source: proc(5) on ``mountinfo``, the field ``root``.
+    """
+    mounts = _read_roots(mountinfo)
+    own = _point_of(os.path.realpath(path), mounts)
+    points = [point for point, (device, _) in mounts.items() if own in mounts and device == mounts[own][0]]
+    return min(points, key=lambda point: (len(mounts[point][1]), point != own, point), default=own)
+
+
+class FilesystemMounts:
+    """Mounts of one filesystem, for walks that count each of its files once: a bind mount shows a directory again.
+
+    Attributes:
+        others: mount points of other filesystems, and of directories that ``top`` shows at another path.
+    """
+
+    def __init__(self, top: str, mountinfo: str = MOUNTINFO) -> None:
+        """Read the mounts of the filesystem mounted at ``top``."""
+        self._top, self._mounts = top, _read_roots(mountinfo)
+        device, _ = self._mounts.get(top, ("", ""))
+        self.others = frozenset(
+            point
+            for point, (its_device, _) in self._mounts.items()
+            if point != top and (its_device != device or self._path_below_top(point) != point)
+        )
+
+    def path_below_top(self, path: str) -> str:
+        """Return the path below ``top`` of the file at ``path``; its real path if ``top`` does not show the file."""
+        return self._path_below_top(os.path.realpath(path))
+
+    def _path_below_top(self, real: str) -> str:
+        point = _point_of(real, self._mounts)
+        (device, root), (top_device, top_root) = (self._mounts.get(each, ("", "/")) for each in (point, self._top))
+        inside = _joined(root, real.removeprefix(point))
+        if device != top_device or not f"{inside}/".startswith(_joined(top_root, "")):
+            return real
+        return _joined(self._top, inside.removeprefix(top_root)).rstrip("/") or "/"
+
+
+def _read_roots(mountinfo: str) -> dict[str, tuple[str, str]]:
+    """Return device and root by mount point, of the last mount if several are stacked; empty if unreadable."""
+    try:
+        return {unescape(fields[4]): (fields[2], unescape(fields[3])) for fields, _ in mount_lines(mountinfo)}
+    except (OSError, IndexError):
+        return {}
+
+
+def _point_of(real: str, mounts: Collection[str]) -> str:
+    """Return the mount point of a path without symlinks."""
+    while real not in mounts and real != "/":
+        real = os.path.dirname(real)  # noqa: PTH120 - the path is a text
+    return real
+
+
+def _joined(path: str, rest: str) -> str:
+    return f"{path.rstrip('/')}/{rest.lstrip('/')}"
 
 
 def unescape(text: str) -> str:

@@ -88,9 +88,10 @@ class MeasuredUsage(Record):
         metadata: the runtime's own directories and files, other than images and layers.
         runtime_data: all data of a runtime that does not answer; otherwise ``None``.
         deleted: deleted files that are open, with the name of the process as path.
+        unread_processes: number of processes whose deleted files are unknown.
         host: all other directories and files on the image filesystem; ``None`` if directories were not walked.
         largest: the largest directories and files of ``host``.
-        log_files: the largest files in the pod log root.
+        log_files: log directories of pods, and large files in these directories.
         reserved_bytes: free space that only root can use.
     """
 
@@ -101,6 +102,7 @@ class MeasuredUsage(Record):
     metadata: Sequence[MeasuredTree] = ()
     runtime_data: MeasuredTree | None = None
     deleted: Sequence[MeasuredTree] = ()
+    unread_processes: int = 0
     host: MeasuredTree | None = None
     largest: Sequence[MeasuredTree] = ()
     log_files: Sequence[MeasuredTree] = ()
@@ -159,8 +161,9 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
         shares.append(Share(UsageCategory.POD_LOGS, measured.logs.size_bytes, files, exact=measured.logs.complete))
     if measured.volumes:
         shares.append(_of_trees(UsageCategory.POD_VOLUMES, measured.volumes))
-    if measured.deleted:
-        shares.append(_of_trees(UsageCategory.DELETED_FILES, measured.deleted))
+    if measured.deleted or measured.unread_processes:
+        share = _of_trees(UsageCategory.DELETED_FILES, measured.deleted)
+        shares.append(replace(share, exact=not measured.unread_processes))
     host = measured.host
     if host is not None:
         files = _largest((each.path, each.size_bytes) for each in measured.largest)
@@ -171,7 +174,8 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
     is_read = all(share.exact or share.part is UsageCategory.DELETED_FILES for share in shares)
     is_exact = is_read and host is not None and (measured.held is not None or measured.runtime_data is not None)
     shares.append(Share(UsageCategory.UNEXPLAINED, rest_bytes, exact=is_exact))
-    return Breakdown(filesystem, tuple(shares), exact=storage is not None)
+    unread = f"deleted files that are open: a lower bound, unreadable processes: {measured.unread_processes}"
+    return Breakdown(filesystem, tuple(shares), storage is not None, (unread,) if measured.unread_processes else ())
 
 
 def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:

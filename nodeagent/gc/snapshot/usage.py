@@ -11,18 +11,28 @@ import stat
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
 from nodeagent.gc.plan.breakdown import Breakdown, MeasuredTree, MeasuredUsage, Share, break_down
-from nodeagent.host.deleted_files import read_deleted_files
-from nodeagent.host.disk_usage import BLOCK_BYTES, Tree, TreeReader, mount_point
-from nodeagent.host.filesystems import filesystem_id, read_filesystem, read_reserved_bytes
+from nodeagent.host.deleted_files import DeletedFile, read_deleted_files
+from nodeagent.host.disk_usage import BLOCK_BYTES, Tree, TreeReader
+from nodeagent.host.filesystems import (
+    FilesystemMounts,
+    filesystem_id,
+    mount_point,
+    read_filesystem,
+    read_reserved_bytes,
+)
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
+from nodeagent.model.runtime import PieceKind, StorageGraph
+from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import replace
+from nodeagent.runtime.held_content import is_lost
 from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
@@ -92,8 +102,21 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
         deadline_s = time.monotonic() + within_s
         limit = _Limit(deadline_s, cancelled or threading.Event())
         measured = await asyncio.to_thread(_walk, measured, filesystem, pod_log_root, directories, limit)
+    if snapshot.storage is not None:
+        snapshot = replace(snapshot, storage=await asyncio.to_thread(_without_lost_files, snapshot.storage))
     found = break_down(snapshot, filesystem, measured)
     return found if private else await asyncio.to_thread(_public, found)
+
+
+def _without_lost_files(storage: StorageGraph) -> StorageGraph:
+    """Return the storage with blobs without a file as empty: the runtime lists their size."""
+    content_path = storage.store_paths.get("", "")
+    lost = {each.key for each in storage.pieces if each.kind is PieceKind.BLOB and is_lost(content_path, each.key)}
+    if not lost:
+        return storage
+    return replace(
+        storage, pieces=tuple(replace(each, size_bytes=0) if each.key in lost else each for each in storage.pieces)
+    )
 
 
 def read_directories(imagefs_path: str, pod_log_root: Path, *, within_s: float, why: str) -> Breakdown:
@@ -119,7 +142,8 @@ def read_directories(imagefs_path: str, pod_log_root: Path, *, within_s: float, 
     measured = _walk(measured, filesystem, pod_log_root, _RuntimeDirectories((), None, root), limit)
     snapshot = NodeSnapshot(filesystem.observed_at, RuntimeInfo("", "", ""), image_filesystem=filesystem)
     warning = f"read from directories, used and unused images are not distinguished: {why}"
-    return replace(break_down(snapshot, filesystem, measured), warnings=(warning,))
+    found = break_down(snapshot, filesystem, measured)
+    return replace(found, warnings=(warning, *found.warnings))
 
 
 def _public(breakdown: Breakdown) -> Breakdown:
@@ -149,17 +173,19 @@ def _public_path(path: str) -> str:
 
 
 class _RuntimeDirectories(NamedTuple):
-    """Directories of the runtime.
+    """Directories of the runtime, and its pods.
 
     Attributes:
         stores: directories whose content is known from the runtime.
         root: containerd's root directory, which contains the stores; ``None`` if unknown.
         data: directory to measure as a whole, if the runtime does not answer.
+        pods: ``NAMESPACE/NAME`` of the pod by id of a container or sandbox.
     """
 
     stores: tuple[Path, ...]
     root: Path | None
     data: Path | None = None
+    pods: Mapping[str, str] = {}
 
 
 def _runtime_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> _RuntimeDirectories:
@@ -168,7 +194,9 @@ def _runtime_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> _
     paths = {} if snapshot.storage is None else snapshot.storage.store_paths
     content = paths.get("")
     stores = (path, path.parent / "io.containerd.content.v1.content", *map(Path, paths.values()))
-    return _RuntimeDirectories(stores, Path(content).parent if content else None)
+    pods = {each.id: sandbox_name(each) for each in snapshot.sandboxes}
+    pods |= {each.id: f"{each.pod_namespace}/{each.pod_name}" for each in snapshot.containers if each.pod_name}
+    return _RuntimeDirectories(stores, Path(content).parent if content else None, pods=pods)
 
 
 class _Limit(NamedTuple):
@@ -186,54 +214,107 @@ def _walk(
     limit: _Limit,
 ) -> MeasuredUsage:
     """Return the measurements, completed by the directories on the image filesystem and deleted files."""
-    logs = None
-    if _is_on(pod_log_root, filesystem):
-        logs = _reader(str(pod_log_root), limit).measure(str(pod_log_root))
-    volumes = []
-    if _is_on(POD_VOLUMES, filesystem):
-        with suppress(OSError):
-            reader = _reader(str(POD_VOLUMES), limit)
-            volumes = [reader.measure(str(each)) for each in sorted(POD_VOLUMES.iterdir())]
-    stores = [str(each) for each in runtime.stores]
-    metadata = []
+    top = mount_point(filesystem.path)
+    mounts = FilesystemMounts(top)
+    readers = _Readers(filesystem, mounts.others, limit)
+    logs, volumes = readers.measure_each(pod_log_root), readers.measure_each(POD_VOLUMES)
+    stores = sorted({str(each) for each in runtime.stores})
+    metadata: list[Tree] = []
+    directories: list[str] = []
     if runtime.root is not None and _is_on(runtime.root, filesystem):
         directories = [str(each) for each in (*runtime.root.glob("io.containerd.*"), runtime.root / "tmpmounts")]
-        metadata = [_reader(each, limit).measure(each, stores) for each in directories if each not in stores]
-        metadata += [_file(f"{each}/metadata.db") for each in stores]
-    data = _reader(str(runtime.data), limit).measure(str(runtime.data)) if runtime.data is not None else None
-    top = mount_point(filesystem.path)
-    known = [tree.path for tree in (*metadata, *([data] if data is not None else []))]
-    skip = [*stores, *known, str(pod_log_root), str(POD_VOLUMES)]
+        metadata, of_pods = _measure_metadata(readers, runtime.root, directories, stores)
+        volumes += of_pods
+    data = readers.measure(str(runtime.data)) if runtime.data is not None else None
+    known = [*stores, *directories, *([data.path] if data is not None else []), str(pod_log_root), str(POD_VOLUMES)]
     largest: tuple[Tree, ...] = ()
     host = Tree(top)
     if runtime.data is None or not Path(top).is_relative_to(runtime.data):  # otherwise it is measured as a whole
-        largest, host = _reader(top, limit).largest(top, skip, LARGEST)
-    deleted, read_all = read_deleted_files({_device_of(top)}, limit.deadline_s)
+        largest, host = readers.of(top).largest(top, [mounts.path_below_top(each) for each in known], LARGEST)
+    deleted, unread = read_deleted_files({_device_of(top)}, limit.deadline_s)
     return replace(
         measured,
-        logs=_measured_tree(logs) if logs is not None else None,
+        logs=MeasuredTree(str(pod_log_root), sum(each.size_bytes for each in logs), all(each.complete for each in logs))
+        if logs
+        else None,
         volumes=tuple(_measured_tree(part) for tree in volumes for part in tree.without_large_files()),
         metadata=tuple(map(_measured_tree, metadata)),
         runtime_data=_measured_tree(data) if data is not None else None,
-        deleted=tuple(
-            MeasuredTree(f"{each.process} (process {each.pid})", each.size_bytes, read_all) for each in deleted
-        ),
+        deleted=tuple(MeasuredTree(_holder(each, runtime.pods), each.size_bytes, not unread) for each in deleted),
+        unread_processes=unread,
         host=_measured_tree(host),
         largest=tuple(map(_measured_tree, largest)),
-        log_files=tuple(MeasuredTree(path, size_bytes) for size_bytes, path in logs.files) if logs is not None else (),
+        log_files=tuple(_measured_tree(part) for tree in logs for part in tree.without_large_files()),
     )
+
+
+class _Readers:
+    """Readers of the directories of a filesystem, which count a file with links in several categories once.
+
+    Btrfs subvolumes have different devices, and a reader each.
+    """
+
+    def __init__(self, filesystem: FsObservation, mounts: Collection[str], limit: _Limit) -> None:
+        self._filesystem = filesystem
+        self._mounts = mounts
+        self._limit = limit
+        self._by_device: dict[int, TreeReader] = {}
+
+    def of(self, path: str) -> TreeReader:
+        """Return the reader of the device of a path."""
+        device, limit = _device_of(path), self._limit
+        if device not in self._by_device:
+            is_cancelled = limit.cancelled.is_set
+            self._by_device[device] = TreeReader(device, limit.deadline_s, self._mounts, is_cancelled=is_cancelled)
+        return self._by_device[device]
+
+    def measure(self, path: str, skip: Collection[str] = ()) -> Tree:
+        """Return the usage of a directory without the paths in ``skip``."""
+        return self.of(path).measure(path, skip)
+
+    def measure_each(self, directory: Path) -> list[Tree]:
+        """Return the usage of each entry of a directory; empty if it is on another filesystem."""
+        if not _is_on(directory, self._filesystem):
+            return []
+        try:
+            with os.scandir(directory) as entries:
+                found = sorted((each.path, each.is_dir(follow_symlinks=False)) for each in entries)
+        except OSError:
+            return [Tree(str(directory), complete=False)]
+        return [self.measure(path) if is_directory else _file(path) for path, is_directory in found]
+
+
+def _measure_metadata(
+    readers: _Readers, root: Path, directories: Iterable[str], stores: Sequence[str]
+) -> tuple[list[Tree], list[Tree]]:
+    """Return the usage of containerd's own directories without the stores, and of files in them that pods write.
+
+    Pods write to the volumes that images declare, and can write any amount to the files of their sandboxes.
+    """
+    of_images = [str(each) for each in root.glob("io.containerd.*/containers/*/volumes")]
+    sandboxes = [str(each) for each in root.glob("io.containerd.*/sandboxes/*")]
+    of_pods = [readers.measure(each) for each in of_images]
+    own = []
+    for sandbox in sandboxes:
+        *files, rest = readers.measure(sandbox).without_large_files()
+        of_pods += files
+        own.append(rest)
+    omitted = [*stores, *of_images, *sandboxes]
+    own += [readers.measure(each, omitted) for each in directories if each not in stores]
+    return own + [_file(f"{each}/metadata.db") for each in stores], of_pods
+
+
+def _holder(file: DeletedFile, pods: Mapping[str, str]) -> str:
+    """Return the name of the process that keeps a deleted file open, with its pod, if known."""
+    pod = next((pods[each] for each in pods if any(each in name for name in file.cgroups)), "")
+    return f"{pod} ({file.process}, pid {file.pid})" if pod else f"{file.process} (process {file.pid})"
 
 
 def _file(path: str) -> Tree:
     """Return the disk usage of a file; 0 if the file cannot be read."""
     with suppress(OSError):
-        return Tree(path, os.stat(path).st_blocks * BLOCK_BYTES, inodes=1)  # noqa: PTH116 - one call, no object
+        return Tree(path, os.lstat(path).st_blocks * BLOCK_BYTES, inodes=1)
     return Tree(path)
-
-
-def _reader(path: str, limit: _Limit) -> TreeReader:
-    """Return a reader of the directories on the device of a path."""
-    return TreeReader(_device_of(path), limit.deadline_s, is_cancelled=limit.cancelled.is_set)
 
 
 def _device_of(path: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.host import disk_usage
-from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
+from nodeagent.host.disk_usage import Tree, TreeReader
 
 
 def reader(path: Path, seconds: float = 60) -> TreeReader:
@@ -108,11 +108,6 @@ def test_directory_is_replaced_by_a_subdirectory_with_most_of_its_size(tmp_path:
     assert [each.path.removeprefix(f"{tmp_path}/") for each in found] == ["var/lib/database", "opt"]
     assert found[1].size_bytes >= 500_000
     assert total.size_bytes == reader(tmp_path).measure(str(tmp_path), skip).size_bytes
-
-
-def test_mount_point_of_a_path_is_found(tmp_path: Path) -> None:
-    assert mount_point("/") == "/"
-    assert os.path.ismount(mount_point(str(tmp_path)))
 
 
 def test_single_large_files_are_returned_beside_the_rest_of_their_directory(tmp_path: Path) -> None:
@@ -236,3 +231,13 @@ def test_mounts_are_omitted_without_a_stat(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("nodeagent.host.disk_usage.os.open", hang)
     tree = TreeReader(tmp_path.stat().st_dev, mounts=[dead]).measure(str(tmp_path / "cache"))
     assert (tree.complete, tree.inodes) == (True, 1)
+
+
+def test_mounts_are_omitted_from_the_largest_directories(tmp_path: Path) -> None:
+    fill(tmp_path / "opt/data", 3 << 20)
+    fill(tmp_path / "dead/data", 3 << 20)
+    fill(tmp_path / "var/dead/data", 3 << 20)
+    mounts = [str(tmp_path / "dead"), str(tmp_path / "var/dead")]
+    found, total = TreeReader(tmp_path.stat().st_dev, mounts=mounts).largest(str(tmp_path), [], 10)
+    assert found[0].path == str(tmp_path / "opt/data")
+    assert 3 << 20 <= total.size_bytes < 4 << 20

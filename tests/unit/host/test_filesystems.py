@@ -10,7 +10,14 @@ import pytest
 
 from nodeagent.errors import ObservationError
 from nodeagent.eviction.signals import nodefs_path
-from nodeagent.host.filesystems import filesystem_id, filesystem_type, mount_id, read_filesystem
+from nodeagent.host.filesystems import (
+    FilesystemMounts,
+    filesystem_id,
+    filesystem_type,
+    mount_id,
+    mount_point,
+    read_filesystem,
+)
 from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
@@ -78,3 +85,73 @@ def test_nodefs_without_a_kubelet_is_the_filesystem_of_the_pod_logs(tmp_path: Pa
     assert nodefs_path(logs, kubelet) == str(logs)
     kubelet.mkdir()
     assert nodefs_path(logs, kubelet) == str(kubelet)
+
+
+MOUNTS = (
+    "20 1 0:2 / /proc rw - proc proc rw",
+    "21 1 8:1 / / rw - ext4 /dev/sda1 rw",
+    "22 21 8:2 / /data rw - ext4 /dev/sdb rw",
+    "23 21 8:2 /kubelet /var/lib/kubelet rw - ext4 /dev/sdb rw",
+    "24 21 8:2 /run\\040time /var/lib/containerd rw - ext4 /dev/sdb rw",
+    "25 21 8:1 /opt /opt ro - ext4 /dev/sda1 rw",
+    "26 23 8:2 /kubelet/pods/1/cache /var/lib/kubelet/pods/1/volume-subpaths/0 rw - ext4 /dev/sdb rw",
+    "27 21 0:9 / /mnt/nfs rw - nfs server:/ rw",
+    "28 21 0:30 /@home /home rw - btrfs /dev/sdc rw",
+    "29 21 0:30 /@home/a /a rw - btrfs /dev/sdc rw",
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/var/lib/containerd/io.containerd.x", "/data"),
+        ("/data", "/data"),
+        ("/usr", "/"),
+        ("/opt/x", "/"),
+        ("/a", "/home"),
+        ("/none/of/these", "/"),
+    ],
+)
+def test_mount_point_shows_the_largest_part_of_the_filesystem(tmp_path: Path, path: str, expected: str) -> None:
+    assert mount_point(path, mountinfo(tmp_path, *MOUNTS)) == expected
+
+
+@pytest.mark.parametrize(
+    ("top", "path", "expected"),
+    [
+        ("/data", "/var/lib/kubelet/pods", "/data/kubelet/pods"),
+        ("/data", "/var/lib/containerd", "/data/run time"),
+        ("/data", "/data", "/data"),
+        ("/data", "/usr", "/usr"),
+        ("/", "/opt/x", "/opt/x"),
+        ("/var/lib/kubelet", "/data/kubelet/pods", "/var/lib/kubelet/pods"),
+        ("/var/lib/kubelet", "/data/kubelet-2", "/data/kubelet-2"),
+        ("/var/lib/kubelet", "/data/kubelet", "/var/lib/kubelet"),
+        ("/home", "/a/x", "/home/a/x"),
+        ("/unmounted", "/data/x", "/data/x"),
+    ],
+)
+def test_path_of_a_bind_mount_is_found_below_the_mount_point(
+    tmp_path: Path, top: str, path: str, expected: str
+) -> None:
+    assert FilesystemMounts(top, mountinfo(tmp_path, *MOUNTS)).path_below_top(path) == expected
+
+
+def test_link_is_resolved_below_the_mount_point(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/var/lib/kubelet/pods")
+    mounts = FilesystemMounts("/data", mountinfo(tmp_path, *MOUNTS))
+    assert mounts.path_below_top(str(tmp_path / "link")) == "/data/kubelet/pods"
+
+
+def test_walk_omits_other_filesystems_and_directories_shown_twice(tmp_path: Path) -> None:
+    listed = mountinfo(tmp_path, *MOUNTS)
+    others = FilesystemMounts("/", listed).others
+    assert "/opt" not in others, "a read-only bind mount of a directory on itself shows the same files"
+    assert {"/data", "/mnt/nfs", "/var/lib/kubelet"} <= others
+    assert "/var/lib/kubelet/pods/1/volume-subpaths/0" in FilesystemMounts("/data", listed).others
+
+
+def test_mounts_without_a_mount_table_are_unknown(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    mounts = FilesystemMounts("/", missing)
+    assert (mount_point("/usr", missing), mounts.others, mounts.path_below_top("/usr")) == ("/", frozenset(), "/usr")

@@ -39,7 +39,8 @@ def test_shares_add_up_to_the_used_bytes() -> None:
         logs=MeasuredTree("/var/log/pods", 13 * MIB),
         volumes=[MeasuredTree("/pods/x", 17 * MIB, complete=False)],
         metadata=[MeasuredTree("/var/lib/containerd/io.containerd.metadata.v1.bolt", 5 * MIB)],
-        deleted=[MeasuredTree("logger (process 7)", 8 * MIB, complete=False)],
+        deleted=[MeasuredTree("logger (pid 7)", 8 * MIB)],
+        unread_processes=1,
         host=MeasuredTree("/", 300 * MIB),
         largest=[MeasuredTree("/opt", 100 * MIB), MeasuredTree("/usr", 190 * MIB)],
         reserved_bytes=20 * MIB,
@@ -95,6 +96,15 @@ def test_upper_bound_sizes_are_marked_and_the_remainder_is_not_negative() -> Non
     found = break_down(observed, fs, MeasuredUsage())
     assert not found.exact
     assert {share.part: share.size_bytes for share in found.shares}[UsageCategory.UNEXPLAINED] == 0
+
+
+def test_deleted_files_are_a_lower_bound_with_a_warning_if_processes_could_not_be_read() -> None:
+    fs = filesystem(60)
+    found = break_down(snapshot(image_filesystem=fs), fs, MeasuredUsage(unread_processes=2))
+    assert found.warnings == ("deleted files that are open: a lower bound, unreadable processes: 2",)
+    (share,) = [each for each in found.shares if each.part is UsageCategory.DELETED_FILES]
+    assert (share.size_bytes, share.exact) == (0, False)
+    assert not break_down(snapshot(image_filesystem=fs), fs, MeasuredUsage()).warnings
 
 
 def test_images_are_grouped_by_common_layers() -> None:
