@@ -20,7 +20,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.installation import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image format clean
+.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-disk-usage campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -77,6 +77,13 @@ campaign-relief: ## as root: shortages that evictions cannot end, on a real cont
 campaign-needed-space: ## as root: reclaim and gc all on RUNS random stores (40) of a real containerd; predictions are compared with measurements
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=$(or $(RUNS),40) $(BIN)/python -m pytest --timeout 0 -s tests/integration/test_needed_space.py -m campaign
+
+campaign-disk-usage: ## as root: du on RUNS random stores (40) of each containerd, half on ext4 and half on xfs; every planted item is compared
+	@.ci/setup dev real
+	@for version in host 1.7 2.1; do \
+		echo "== containerd $$version"; \
+		NODEAGENT_TEST_CONTAINERD=$$version NODEAGENT_TEST_RUNS=$(or $(RUNS),40) $(BIN)/python -m pytest --timeout 0 -s tests/integration/test_disk_usage.py -m campaign || exit 1; \
+	done
 
 fuzz: ## fuzz all inputs of other users and programs for MINUTES (30), guided by coverage where atheris is available
 	@.ci/setup dev
