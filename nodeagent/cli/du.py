@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.cli.display import Line, filled_cells, standard_output, warning_lines
 from nodeagent.cli.options import Source, duration_s
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, load_settings, read, show_document
 from nodeagent.cli.table import Heading, Table, short_reference, size_cell
-from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.errors import ObservationError, RuntimeUnavailableError
 from nodeagent.gc.documents.passes import DiskUsageDocument
-from nodeagent.gc.plan.breakdown import Breakdown, UsageCategory
+from nodeagent.gc.plan.breakdown import Breakdown, Member, Share, UsageCategory
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
 
@@ -66,24 +67,27 @@ _STYLES: Final = {
 }
 
 
-_SHOWN_WITH_MEMBERS: Final = frozenset(
+_ALWAYS_LISTED: Final = frozenset(
     {
         UsageCategory.IMAGES_UNLISTED,
         UsageCategory.LEASED,
         UsageCategory.OTHER_NAMESPACES,
         UsageCategory.DELETED_FILES,
-        UsageCategory.HOST_FILES,
     }
 )
-"""Categories that no pass of the agent frees; their largest members are always shown."""
+"""Categories that no pass of the agent frees; their largest items are always listed."""
+_LISTED: Final = 3
+_LISTED_WITH_DETAILS: Final = 10
+_LISTED_FROM_PERCENT: Final = 1
+"""Minimum share of the filesystem in percent of a listed item, without ``--details``."""
 
 
-def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
+def show(source: Source, form: str, *, details: bool, inodes: bool, timeout: str) -> None:
     """Measure and print the usage of the image filesystem.
 
     Raises:
         UsageError: the timeout is not a duration.
-        ObservationError: the image filesystem cannot be read.
+        ObservationError: the image filesystem cannot be read, or ``inodes`` are wanted and have no fixed number.
         NodeAgentError: the daemon or the node cannot be read, other than the runtime.
     """
     within_s = max(_SHORTEST_S, duration_s("--timeout", timeout))
@@ -100,11 +104,15 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
         document = read("DiskUsage", DiskUsageDocument, fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
     except RuntimeUnavailableError as error:
         document = _without_runtime(source, within_s, str(error))
+    if inodes and not document.imagefs.inodes:
+        raise ObservationError(f"{document.imagefs.path}: the filesystem has no fixed number of inodes: omit --inodes")
     coloured = standard_output().colour
     show_document(
         document,
         form,
-        lambda found, columns: breakdown_lines(found.to_model(), columns, details=details, coloured=coloured),
+        lambda found, columns: breakdown_lines(
+            found.to_model(), columns, details=details, inodes=inodes, coloured=coloured
+        ),
     )
 
 
@@ -117,40 +125,48 @@ def _without_runtime(source: Source, within_s: float, why: str) -> DiskUsageDocu
     return DiskUsageDocument.of(found)
 
 
-def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, coloured: bool = False) -> Iterator[Line]:
-    """Yield a disk usage breakdown as a table, with colours also as a bar; ``details`` lists all category members."""
-    capacity = value.filesystem.capacity_bytes
+class _Resource(NamedTuple):
+    """The resource that a table shows, bytes or inodes: total, free amount, and how to read and print amounts."""
+
+    title: str
+    total: int
+    free: int
+    of: Callable[[Share | Member], int]
+    form: Callable[[int], str]
+
+
+def breakdown_lines(
+    value: Breakdown, columns: int | None, *, details: bool, inodes: bool = False, coloured: bool = False
+) -> Iterator[Line]:
+    """Yield the usage of a filesystem as a table of categories with their largest items, with colours also as a bar.
+
+    ``details`` lists more items of each category, and ``inodes`` shows inodes instead of bytes.
+    """
+    filesystem = value.filesystem
+    if inodes:
+        resource = _Resource("INODES", filesystem.inodes, filesystem.inodes_free, attrgetter("inodes"), str)
+    else:
+        total, free = filesystem.capacity_bytes, filesystem.available_bytes
+        resource = _Resource("SIZE", total, free, attrgetter("size_bytes"), size_cell)
     width, start, total = min(_BAR, columns or _BAR), 0, 0
-    shares = Line()
+    bar = Line()
     for share in value.shares:
-        total += share.size_bytes
-        end = filled_cells(total / capacity, width) if capacity else 0
-        shares.append("\u2588" * (end - start), _STYLES[share.part])
+        total += resource.of(share)
+        end = filled_cells(total / resource.total, width) if resource.total else 0
+        bar.append("\u2588" * (end - start), _STYLES[share.part])
         start = max(start, end)
-    table = Table(
-        Heading("CATEGORY", cut=Cut.MIDDLE, name=True, at_least=16),
-        Heading("SIZE", right=True),
-        Heading("SHARE", right=True),
-    )
-    for share in value.shares:
-        if not share.size_bytes and share.part is not UsageCategory.UNEXPLAINED:
-            continue
-        is_rest = share.part is UsageCategory.UNEXPLAINED
-        mark = "" if share.exact or is_rest else "\u2265"
-        table.add(
-            "not measured" if is_rest and not share.exact else _TITLES[share.part],
-            mark + size_cell(share.size_bytes),
-            f"{100 * share.size_bytes / capacity:.1f}%" if capacity else "",
-            style=_STYLES[share.part],
-        )
-        for name, size_bytes in (
-            share.members[: 10 if details else 3] if details or share.part in _SHOWN_WITH_MEMBERS else ()
-        ):
-            table.add(f"  {short_reference(name)}", size_cell(size_bytes), "", style="dim")
-    table.add("free", size_cell(value.filesystem.available_bytes), "")
-    yield from usage_lines(value.filesystem, columns)
+    rows = [row for share in value.shares for row in _rows_of(share, resource, details=details)]
+    rows.append(_Row("free", resource.form(resource.free), resource.free))
+    has_pods = any(each.pod for each in rows)
+    name = Heading("CATEGORY", cut=Cut.MIDDLE, name=True, at_least=16)
+    pod = (Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16),) if has_pods else ()
+    table = Table(name, Heading(resource.title, right=True), Heading("SHARE", right=True), *pod)
+    for row in rows:
+        share_cell = f"{100 * row.amount / resource.total:.1f}%" if resource.total else ""
+        table.add(row.name, row.cell, share_cell, *([row.pod] if has_pods else ()), style=row.style)
+    yield from usage_lines(filesystem, columns, inodes=inodes)
     if coloured:  # without colours the parts of the bar are indistinguishable
-        yield shares.append("\u2591" * (width - start), "dim")
+        yield bar.append("\u2591" * (width - start), "dim")
     yield Line()
     yield from table.lines(columns)
     yield from warning_lines(value.warnings)
@@ -158,12 +174,47 @@ def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool, col
         yield Line("image sizes as reported by the runtime: shared layers are counted once per image", "yellow")
 
 
+class _Row(NamedTuple):
+    name: str
+    cell: str
+    amount: int
+    pod: str = ""
+    style: str = ""
+
+
+def _rows_of(share: Share, resource: _Resource, *, details: bool) -> Iterator[_Row]:
+    """Yield a category, its largest items, and the sum of its other items if any is listed."""
+    amount, is_rest = resource.of(share), share.part is UsageCategory.UNEXPLAINED
+    if not amount and not is_rest:
+        return
+    title = "not measured" if is_rest and not share.exact else _TITLES[share.part]
+    mark = "" if share.exact or is_rest else "\u2265"
+    yield _Row(title, mark + resource.form(amount), amount, style=_STYLES[share.part])
+    least = 1 if details or share.part in _ALWAYS_LISTED else resource.total * _LISTED_FROM_PERCENT // 100
+    members = sorted((each for each in share.members if resource.of(each)), key=resource.of, reverse=True)
+    listed = [each for each in members if resource.of(each) >= least][: _LISTED_WITH_DETAILS if details else _LISTED]
+    for each in listed:
+        name = f"{short_reference(each.name)} ({each.detail})" if each.detail else short_reference(each.name)
+        yield _Row(f"  {name}", resource.form(resource.of(each)), resource.of(each), each.pod, "dim")
+    rest = amount - sum(map(resource.of, listed))
+    if listed and rest > 0:  # some categories have only their largest parts as members
+        is_whole = sum(map(resource.of, members)) == amount
+        yield _Row(
+            f"  {len(members) - len(listed)} more" if is_whole else "  others", resource.form(rest), rest, style="dim"
+        )
+
+
 def usage_lines(
-    observed: FsObservation, columns: int | None, policy: ImageGCPolicy | None = None, *, label: str = "imagefs"
+    observed: FsObservation,
+    columns: int | None,
+    policy: ImageGCPolicy | None = None,
+    *,
+    label: str = "imagefs",
+    inodes: bool = False,
 ) -> Iterator[Line]:
     """Yield the usage of a filesystem as bar, percentage and thresholds, if wide with its path.
 
-    The usage of inodes is a second line if it is at or above the low threshold of the policy.
+    The usage of inodes is a second line with ``inodes``, and if it is at or above the low threshold of the policy.
     """
     wide = columns is None or columns >= _WIDE
     used_bytes = observed.capacity_bytes - observed.available_bytes
@@ -171,9 +222,11 @@ def usage_lines(
     thresholds = None if policy is None else (policy.high_threshold_percent, policy.low_threshold_percent)
     line = _usage_line(label, observed.used_percent, amounts, thresholds, wide=wide)
     yield line.append(f" {observed.path}", "dim") if wide else line
-    if policy is not None and observed.inodes_used_percent >= policy.low_threshold_inodes_percent:
-        amounts = f"{observed.inodes - observed.inodes_free} of {observed.inodes} inodes"
+    if policy is not None:
         thresholds = policy.high_threshold_inodes_percent, policy.low_threshold_inodes_percent
+        inodes = inodes or observed.inodes_used_percent >= thresholds[1]
+    if inodes:
+        amounts = f"{observed.inodes - observed.inodes_free} of {observed.inodes} inodes"
         yield _usage_line(label, observed.inodes_used_percent, amounts, thresholds, wide=wide)
 
 

@@ -79,7 +79,7 @@ def _largest_parts(breakdown: Breakdown) -> tuple[str, ...]:
     found: list[tuple[str, int]] = []
     for share in breakdown.shares:
         if share.part in {UsageCategory.HOST_FILES, UsageCategory.DELETED_FILES}:
-            found += share.members
+            found += [(member.label, member.size_bytes) for member in share.members]
         elif share.part not in _OF_PODS:
             found.append((share.part.value.replace("-", " "), share.size_bytes))
     return _shown([each for each in found if each[1] > 0], format_bytes)

@@ -362,6 +362,7 @@ class HeldContent(Record):
         detail: further fact about the object; may be empty.
         is_stuck: whether nothing but an operator frees the content: an image with missing blobs, or a lease without
             expiry.
+        inodes: number of its files and directories.
     """
 
     kind: ReferenceKind | None
@@ -370,6 +371,7 @@ class HeldContent(Record):
     created_at: datetime | None = None
     detail: str = ""
     is_stuck: bool = False
+    inodes: int = 0
 
 
 class FsObservation(Record):

@@ -9,13 +9,13 @@ Writable snapshots of containers are omitted, since their usage is measured with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.model.runtime import HeldContent, ReferenceKind
+from nodeagent.model.runtime import HeldContent, ReferenceKind, Space, total_space
 from nodeagent.record import replace
 from nodeagent.runtime.connection import run_bounded
 from nodeagent.runtime.containerd import is_undo
@@ -24,20 +24,24 @@ from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from nodeagent.model.runtime import Image, StoredPiece
-    from nodeagent.runtime.containerd import ContainerdClient, Ingest
+    from nodeagent.runtime.containerd import ContainerdClient, Ingest, SnapshotUsage
 
 
 class OtherNamespace(NamedTuple):
-    """Content of a namespace other than CRI's: size by blob, size of all snapshots, and blobs being written."""
+    """Content of a namespace other than CRI's: size by blob, usage of all snapshots, and blobs being written."""
 
     name: str
     blobs: Mapping[str, int]
-    snapshots_bytes: int
+    snapshots: Space
     ingests: tuple[Ingest, ...]
 
 
-async def read_other_namespaces(client: ContainerdClient, snapshotters: Collection[str]) -> tuple[OtherNamespace, ...]:
+async def read_other_namespaces(
+    client: ContainerdClient, snapshotters: Collection[str], space_of: Callable[[str, SnapshotUsage], Space]
+) -> tuple[OtherNamespace, ...]:
     """Return the content of each namespace other than the client's; unreadable snapshots count as 0 bytes.
+
+    ``space_of`` returns the space of a snapshot of a snapshotter from its usage.
 
     Raises:
         RuntimeUnavailableError: no connection.
@@ -49,20 +53,22 @@ async def read_other_namespaces(client: ContainerdClient, snapshotters: Collecti
             continue
         other = client.in_namespace(name)
         blobs = {digest: blob.size_bytes for digest, blob in (await other.list_content()).items()}
-        sizes = [await _snapshot_bytes(other, snapshotter) for snapshotter in snapshotters]
-        found.append(OtherNamespace(name, blobs, sum(sizes), await other.list_ingests()))
+        spaces = [await _snapshot_space(other, snapshotter, space_of) for snapshotter in snapshotters]
+        found.append(OtherNamespace(name, blobs, total_space(spaces), await other.list_ingests()))
     return tuple(found)
 
 
-async def _snapshot_bytes(client: ContainerdClient, snapshotter: str) -> int:
-    async def usage(key: str) -> int:
+async def _snapshot_space(
+    client: ContainerdClient, snapshotter: str, space_of: Callable[[str, SnapshotUsage], Space]
+) -> Space:
+    async def usage(key: str) -> Space:
         with suppress(RuntimeRequestError):
-            return (await client.snapshot_usage(snapshotter, key)).size_bytes
-        return 0
+            return space_of(snapshotter, await client.snapshot_usage(snapshotter, key))
+        return Space()
 
     with suppress(RuntimeRequestError):
-        return sum(await run_bounded(usage, list(await client.list_snapshots(snapshotter))))
-    return 0
+        return total_space(await run_bounded(usage, list(await client.list_snapshots(snapshotter))))
+    return Space()
 
 
 def unlisted_nodes(inventory: Inventory, images: Iterable[Image]) -> set[GraphNode]:
@@ -97,25 +103,37 @@ def held_content(
     remaining = dict(pieces)
     for node in pieces:
         if node.kind == CONTENT and is_lost(content_path, node.id):
-            remaining[node] = replace(remaining[node], size_bytes=0)
+            remaining[node] = replace(remaining[node], size_bytes=0, inodes=0)
 
-    def take(nodes: Iterable[GraphNode]) -> list[int]:
-        return [remaining.pop(node).size_bytes for node in nodes if node in remaining]
+    def take(nodes: Iterable[GraphNode]) -> list[Space]:
+        pieces = [remaining.pop(node) for node in nodes if node in remaining]
+        return [Space(each.size_bytes, each.inodes) for each in pieces]
+
+    def holding(holder: HeldContent, spaces: Iterable[Space]) -> HeldContent:
+        space = total_space(spaces)
+        return replace(holder, size_bytes=space.size_bytes, inodes=space.inodes)
 
     holders = ((holder, take(nodes)) for holder, nodes in _holders(inventory, images, content_path))
-    found = [replace(holder, size_bytes=sum(sizes)) for holder, sizes in holders if sizes]
+    found = [holding(holder, spaces) for holder, spaces in holders if spaces]
     counted = set(inventory.stored.blobs)
     for other in others:
-        shared = sum(take(node for node in sorted(remaining) if node.kind == CONTENT and node.id in other.blobs))
-        own = sum(
-            size for digest, size in other.blobs.items() if digest not in counted and not is_lost(content_path, digest)
-        )
+        shared = take(node for node in sorted(remaining) if node.kind == CONTENT and node.id in other.blobs)
+        own = [
+            Space(size, 1)
+            for digest, size in other.blobs.items()
+            if digest not in counted and not is_lost(content_path, digest)
+        ]
         counted.update(other.blobs)
-        size_bytes = shared + own + other.snapshots_bytes
-        found.append(HeldContent(ReferenceKind.OTHER_NAMESPACE, other.name, size_bytes))
-        found += [HeldContent(ReferenceKind.INGEST, each.ref, each.written_bytes) for each in other.ingests]
-    found += [HeldContent(None, node.id, piece.size_bytes) for node, piece in sorted(remaining.items())]
+        holder = HeldContent(ReferenceKind.OTHER_NAMESPACE, other.name, 0)
+        found.append(holding(holder, (*shared, *own, other.snapshots)))
+        found += map(being_written, other.ingests)
+    found += [holding(HeldContent(None, node.id, 0), take([node])) for node in sorted(remaining)]
     return tuple(each for each in found if each.size_bytes or each.is_stuck)
+
+
+def being_written(ingest: Ingest) -> HeldContent:
+    """Return a download as content: a directory with the data, the name and the times of the download."""
+    return HeldContent(ReferenceKind.INGEST, ingest.ref, ingest.written_bytes, inodes=5)
 
 
 def _holders(

@@ -417,18 +417,21 @@ def stored_piece(
     if not snapshotter:
         size = -(-inventory.stored.blobs[node.id].size_bytes // disk.block_bytes) * disk.block_bytes
         return StoredPiece(node.id, PieceKind.BLOB, size, 1)
-    used = usage[node]
+    return StoredPiece(
+        node.id if snapshotter == inventory.snapshotter else f"{snapshotter}/{node.id}",
+        PieceKind.SNAPSHOT,
+        *snapshot_space(snapshotter, usage[node], disk),
+        snapshotter=snapshotter,
+    )
+
+
+def snapshot_space(snapshotter: str, used: containerd.SnapshotUsage, disk: DiskFormat) -> Space:
+    """Return the space of a snapshot, with the directories that its usage does not include."""
     directories = _UNCOUNTED_DIRECTORIES.get(snapshotter, 0) if used.inodes else 0
     inodes = used.inodes + directories
     # Inodes of a snapshot are allocated in sequence; a partly filled chunk is shared with other files.
     chunks_bytes = inodes // _INODES_PER_CHUNK * disk.inode_chunk_bytes
-    return StoredPiece(
-        node.id if snapshotter == inventory.snapshotter else f"{snapshotter}/{node.id}",
-        PieceKind.SNAPSHOT,
-        used.size_bytes + directories * disk.directory_bytes + chunks_bytes,
-        inodes,
-        snapshotter=snapshotter,
-    )
+    return Space(used.size_bytes + directories * disk.directory_bytes + chunks_bytes, inodes)
 
 
 @lru_cache(maxsize=64)

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.model.runtime import Space
 from nodeagent.record import Record
 from nodeagent.runtime import namespace_lists
 from nodeagent.runtime.connection import gather_all, run_bounded
@@ -119,8 +120,8 @@ class StorageBackend:
         """Return every container record, including records of sandboxes and other clients; empty for CRI alone."""
         return ()
 
-    async def read_writable_bytes(self) -> dict[str, int]:
-        """Return the size of the writable layer by container id, sandboxes included; empty for CRI alone."""
+    async def read_writable(self) -> dict[str, Space]:
+        """Return the usage of the writable layer by container id, sandboxes included; empty for CRI alone."""
         return {}
 
     async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
@@ -312,14 +313,15 @@ class ContainerdStorage(StorageBackend):
         """Return every container record. Source: containerd ``containers.v1.Containers.List``."""
         return await self._client.list_containers()
 
-    async def read_writable_bytes(self) -> dict[str, int]:
-        """Return the size of the writable layer in bytes by container id; 0 if the snapshotter fails."""
+    async def read_writable(self) -> dict[str, Space]:
+        """Return the usage of the writable layer by container id; 0 if the snapshotter fails."""
         stored = [each for each in await self._client.list_containers() if each.snapshotter and each.snapshot_key]
 
-        async def usage(each: StoredContainer) -> int:
+        async def usage(each: StoredContainer) -> Space:
             with suppress(RuntimeRequestError):
-                return (await self._client.snapshot_usage(each.snapshotter, each.snapshot_key)).size_bytes
-            return 0
+                used = await self._client.snapshot_usage(each.snapshotter, each.snapshot_key)
+                return Space(*used) if self._cache is None else self._cache.space_of(each.snapshotter, used)
+            return Space()
 
         sizes = await run_bounded(usage, stored)
         return {each.id: size for each, size in zip(stored, sizes, strict=True)}

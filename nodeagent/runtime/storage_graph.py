@@ -31,6 +31,7 @@ from nodeagent.model.runtime import (
     ImageRecord,
     ReferenceKind,
     Sandbox,
+    Space,
     StorageGraph,
     StoredPiece,
     UnreferencedPiece,
@@ -49,7 +50,7 @@ from nodeagent.runtime.containerd import (
     StoredImage,
     is_undo,
 )
-from nodeagent.runtime.held_content import held_content, read_other_namespaces, unlisted_nodes
+from nodeagent.runtime.held_content import being_written, held_content, read_other_namespaces, unlisted_nodes
 from nodeagent.runtime.namespace_lists import (
     CONTENT,
     DEFAULT_SNAPSHOTTER,
@@ -406,11 +407,11 @@ class LayerCache:
         """
         lists, containers = await asyncio.gather(self.list_namespace(client), client.list_containers())
         inventory = await namespace_lists.make_inventory(client, lists, snapshotter, containers)
-        others = await read_other_namespaces(client, inventory.stored.snapshots)
+        others = await read_other_namespaces(client, inventory.stored.snapshots, self.space_of)
         nodes = unlisted_nodes(inventory, images)
         usage = await self._read_usage(client, inventory, sorted(nodes))
         pieces = {node: self._piece(node, inventory, usage) for node in nodes if node.kind == CONTENT or node in usage}
-        own = [HeldContent(ReferenceKind.INGEST, each.ref, each.written_bytes) for each in await client.list_ingests()]
+        own = map(being_written, await client.list_ingests())
         return (*await asyncio.to_thread(held_content, inventory, images, pieces, others, content_path), *own)
 
     @property
@@ -559,6 +560,10 @@ class LayerCache:
         """Discard the usage of removed snapshots; the remaining entries share the node objects of the inventory."""
         usage = self._usage
         self._usage = {node: usage[node] for node in inventory.stored.existing if node in usage}
+
+    def space_of(self, snapshotter: str, usage: SnapshotUsage) -> Space:
+        """Return the space of a snapshot on its filesystem, by the allocation sizes read with the last graph."""
+        return namespace_lists.snapshot_space(snapshotter, usage, self._stores.formats.get(snapshotter, self._disk))
 
     def _piece(self, node: GraphNode, inventory: Inventory, usage: Mapping[GraphNode, SnapshotUsage]) -> StoredPiece:
         return namespace_lists.stored_piece(node, inventory, usage, self._disk, self._stores.formats)

@@ -77,23 +77,39 @@ def test_each_planted_item_of_a_random_store_is_found_in_its_category_with_its_s
     kind = KINDS[seed % len(KINDS)]
     imagefs = LoopFs(500, kind, reserved_percent=seed % 8)
     with closing(PlantedStore(containerd_factory(imagefs=imagefs, config=WITHOUT_COLLECTION), seed)) as store:
-        before = {each["part"]: each["bytes"] for each in store.run("du")["shares"]}
+        shares_before = store.run("du")["shares"]
+        before = {each["part"]: each["bytes"] for each in shares_before}
+        before_inodes = shares_before[-1]["inodes"]
         store.plant()
         found, expected = store.run("du --details"), store.expected()
         finding = next(each for each in store.run("doctor")["findings"] if each["check"] == "held-content")
     shares = {each["part"]: each for each in found["shares"]}
     for part in ORDER:
         share = shares.pop(part, {"bytes": 0, "largest": ()})
-        _compare(part, share["bytes"], [(each["name"], each["bytes"]) for each in share["largest"]], expected[part])
+        _compare(
+            part, share["bytes"], [(_shown(part, each), each["bytes"]) for each in share["largest"]], expected[part]
+        )
     assert shares.keys() == {"unexplained"}
     capacity, available = (found["imagefs"][f"{each}_bytes"] for each in ("capacity", "available"))
     used = capacity - available
     assert sum(each["bytes"] for each in found["shares"]) == pytest.approx(used, rel=0.01)
+    used_inodes = found["imagefs"]["inodes"] - found["imagefs"]["inodes_free"]
+    assert sum(each["inodes"] for each in found["shares"]) == pytest.approx(used_inodes, rel=0.01)
+    assert shares["unexplained"]["inodes"] - before_inodes <= max(60, used_inodes // 100)  # a directory of each mount
     added = shares["unexplained"]["bytes"] - before["unexplained"]  # XFS reserves space for its own metadata
     assert abs(added) <= used // 100
     assert {each["part"] for each in found["shares"] if not each["complete"]} <= {"deleted-files"}
     assert (finding["verdict"], "blobs missing)" in finding["evidence"]) == ("warning", True)
     print(f"seed {seed}, {kind}: {used} used, {sum(len(each.items) for each in expected.values())} items, {added} more")
+
+
+def _shown(part: str, member: dict[str, Any]) -> str:
+    """Return the name of a member, for data of a container with its pod."""
+    pod, name = member["pod"], member["name"]
+    if part == "deleted-files":
+        return f"{pod} ({name})" if pod else name
+    is_container = part.startswith("writable-layers") or member["detail"] == "image removed"
+    return f"{pod}/{name} ({member['detail']})" if is_container else name
 
 
 def _compare(part: str, size_bytes: int, members: list[tuple[str, int]], expected: Expected) -> None:

@@ -36,20 +36,22 @@ def images(
 def du(
     config: options.ConfigOption = None,
     endpoint: options.EndpointOption = None,
-    details: Annotated[bool, typer.Option("--details", "-d", help="List the largest members of each category")] = False,
+    details: Annotated[bool, typer.Option("--details", "-d", help="List more items of each category")] = False,
+    inodes: Annotated[bool, typer.Option("--inodes", "-i", help="Show inodes instead of bytes")] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="DURATION", help="Deadline for measuring directories")
     ] = "20s",
     output: options.OutputOption = options.Output.TABLE,
     direct: options.DirectOption = False,
 ) -> None:
-    """Show the usage of the image filesystem by category.
+    """Show the usage of the image filesystem by category, with the largest items and their pods.
 
-    The categories are images in use, unused images, dead containers, logs, volumes, leaks, and other data.
+    Each used byte and inode is in one category, such as unused images, pod logs, leases or host files.
     """
     from nodeagent.cli.du import show  # noqa: PLC0415
 
-    show(options.Source(config, options.at_endpoint(endpoint), direct), output.value, details=details, timeout=timeout)
+    source = options.Source(config, options.at_endpoint(endpoint), direct)
+    show(source, output.value, details=details, inodes=inodes, timeout=timeout)
 
 
 @options.with_list_options(CONTAINERS)

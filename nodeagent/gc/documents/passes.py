@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec import UNSET, UnsetType
 
@@ -288,19 +288,33 @@ class ResultDocument(ResultFields, Document, frozen=True, kw_only=True, tag=Sche
 
 
 class StorageMember(Part, frozen=True, kw_only=True):
-    """One of the largest items of a storage share."""
+    """One item of a storage share.
+
+    Attributes:
+        pod: ``NAMESPACE/NAME`` of the pod that wrote the data; for an image the pods that use it; empty if not known.
+        detail: further facts; may be empty.
+    """
 
     name: str
     bytes: int
+    inodes: int = 0
+    pod: str = ""
+    detail: str = ""
 
 
 class StorageShare(Part, frozen=True, kw_only=True):
-    """One share of the image filesystem's usage; ``complete`` is false for a lower bound."""
+    """One share of the image filesystem's usage.
+
+    Attributes:
+        complete: false for a lower bound.
+        largest: its items, largest first; in the report of a pass at most 20.
+    """
 
     part: StoragePart
     bytes: int
     complete: bool
     largest: tuple[StorageMember, ...]
+    inodes: int = 0
 
 
 class BreakdownFields(Part, frozen=True, kw_only=True):
@@ -317,8 +331,8 @@ class BreakdownFields(Part, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, value: storage_breakdown.Breakdown) -> Self:
-        """Return the document form of a breakdown."""
+    def of(cls, value: storage_breakdown.Breakdown, most: int | None = None) -> Self:
+        """Return the document form of a breakdown, with at most ``most`` items of each share."""
         return cls(
             imagefs=Filesystem.of(value.filesystem),
             exact=value.exact,
@@ -327,7 +341,10 @@ class BreakdownFields(Part, frozen=True, kw_only=True):
                     part=share.part,
                     bytes=share.size_bytes,
                     complete=share.exact,
-                    largest=tuple(StorageMember(name=name, bytes=size) for name, size in share.members),
+                    largest=tuple(
+                        StorageMember.from_value(each, bytes=each.size_bytes) for each in share.members[:most]
+                    ),
+                    inodes=share.inodes,
                 )
                 for share in value.shares
             ),
@@ -338,7 +355,14 @@ class BreakdownFields(Part, frozen=True, kw_only=True):
         """Return the model's form of the breakdown."""
         shares = tuple(
             storage_breakdown.Share(
-                share.part, share.bytes, tuple((each.name, each.bytes) for each in share.largest), share.complete
+                share.part,
+                share.bytes,
+                share.inodes,
+                tuple(
+                    storage_breakdown.Member(each.name, each.bytes, each.inodes, each.pod, each.detail)
+                    for each in share.largest
+                ),
+                share.complete,
             )
             for share in self.shares
         )
@@ -349,6 +373,10 @@ class DiskUsageDocument(
     BreakdownFields, Document, frozen=True, kw_only=True, tag=SchemaId.DISK_USAGE.value, tag_field="schema"
 ):
     """The usage of the image filesystem by share."""
+
+
+_MOST_ITEMS: Final = 20
+"""Maximum number of items of each storage share in a report."""
 
 
 class DriftDocument(Part, frozen=True, kw_only=True):
@@ -425,7 +453,7 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
             imagefs_after=Filesystem.of_optional(value.after),
             results=tuple(map(ResultFields.of_result, value.results)),
             plans=tuple(map(PlanDocument.of, value.plans)),
-            breakdown=UNSET if breakdown is None else BreakdownFields.of(breakdown),
+            breakdown=UNSET if breakdown is None else BreakdownFields.of(breakdown, _MOST_ITEMS),
             drift=UNSET if drift is None else tuple(map(DriftDocument.of, drift)),
             filesystems=filesystem_effects(value.filesystems),
         )

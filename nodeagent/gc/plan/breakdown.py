@@ -1,4 +1,4 @@
-"""Usage breakdown of the image filesystem: each used byte belongs to one category.
+"""Usage breakdown of the image filesystem: each used byte and inode belongs to one category.
 
 The last category is the part that no reading explains, such as the filesystem's own metadata.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.image_users import find_users
@@ -18,7 +19,9 @@ from nodeagent.model.runtime import (
     Image,
     PieceKind,
     ReferenceKind,
+    Space,
     StorageGraph,
+    total_space,
 )
 from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import Record, replace
@@ -26,6 +29,7 @@ from nodeagent.record import Record, replace
 if TYPE_CHECKING:
     from nodeagent.model.node import NodeSnapshot
 
+NO_PODS: Final[Mapping[str, str]] = MappingProxyType({})
 _MAYBE_RUNNING: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
 
@@ -57,12 +61,16 @@ class MeasuredTree(Record):
     Attributes:
         path: root of the tree.
         size_bytes: disk usage of the files in the tree, without other filesystems.
-        complete: whether the whole tree was read in time; otherwise ``size_bytes`` is a lower bound.
+        complete: whether the whole tree was read in time; otherwise ``size_bytes`` and ``inodes`` are lower bounds.
+        inodes: number of its files and directories.
+        pod: ``NAMESPACE/NAME`` of its pod, if known from another source than the path.
     """
 
     path: str
     size_bytes: int
     complete: bool = True
+    inodes: int = 0
+    pod: str = ""
 
 
 _HELD: Final[Mapping[ReferenceKind | None, UsageCategory]] = {
@@ -82,8 +90,8 @@ class MeasuredUsage(Record):
 
     Attributes:
         held: stored content that no listed image references, by holder; ``None`` if not measured.
-        writable_bytes: size of the writable layer by container or sandbox id; ``None`` if not measured.
-        logs: usage of the pod log root; ``None`` if it is on another filesystem.
+        writable: usage of the writable layer by container or sandbox id; ``None`` if not measured.
+        logs: log directories of pods on the image filesystem, and large files in these directories.
         volumes: pod volume directories on the image filesystem, and large files in these directories.
         metadata: the runtime's own directories and files, other than images and layers.
         runtime_data: all data of a runtime that does not answer; otherwise ``None``.
@@ -91,13 +99,12 @@ class MeasuredUsage(Record):
         unread_processes: number of processes whose deleted files are unknown.
         host: all other directories and files on the image filesystem; ``None`` if directories were not walked.
         largest: the largest directories and files of ``host``.
-        log_files: log directories of pods, and large files in these directories.
         reserved_bytes: free space that only root can use.
     """
 
     held: Sequence[HeldContent] | None = ()
-    writable_bytes: Mapping[str, int] | None = None
-    logs: MeasuredTree | None = None
+    writable: Mapping[str, Space] | None = None
+    logs: Sequence[MeasuredTree] = ()
     volumes: Sequence[MeasuredTree] = ()
     metadata: Sequence[MeasuredTree] = ()
     runtime_data: MeasuredTree | None = None
@@ -105,16 +112,40 @@ class MeasuredUsage(Record):
     unread_processes: int = 0
     host: MeasuredTree | None = None
     largest: Sequence[MeasuredTree] = ()
-    log_files: Sequence[MeasuredTree] = ()
     reserved_bytes: int = 0
 
 
+class Member(Record):
+    """One item of a category.
+
+    Attributes:
+        name: name of the image, the container or another object, or a path.
+        size_bytes: bytes of the category that belong to the item.
+        inodes: inodes of the category that belong to the item; 0 if unknown.
+        pod: ``NAMESPACE/NAME`` of the pod that wrote the data; for an image the pods that use it. Empty if not known.
+        detail: further facts; may be empty.
+    """
+
+    name: str
+    size_bytes: int
+    inodes: int = 0
+    pod: str = ""
+    detail: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name with its pod and the further facts."""
+        facts = ", ".join(filter(None, (self.pod, self.detail)))
+        return f"{self.name} ({facts})" if facts else self.name
+
+
 class Share(Record):
-    """Usage of one category with its largest members, largest first; a lower bound or estimate unless ``exact``."""
+    """Usage of one category with its members, largest first; a lower bound or estimate unless ``exact``."""
 
     part: UsageCategory
     size_bytes: int
-    members: tuple[tuple[str, int], ...] = ()
+    inodes: int = 0
+    members: tuple[Member, ...] = ()
     exact: bool = True
 
 
@@ -139,7 +170,8 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
 
     A layer shared by used and unused images counts as used. The last category is the used bytes minus all other
     categories: 0 if these exceed the used bytes, as upper-bound sizes can, and not exact unless stored content and all
-    directories were read. Deleted files of unreadable processes are a part of it.
+    directories were read. Deleted files of unreadable processes are a part of it. The inodes of the last category are
+    calculated in the same way.
     """
     users = find_users(snapshot)
     storage = snapshot.storage
@@ -149,31 +181,30 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
         else _image_shares_by_size(snapshot, users.images)
     )
     shares = _with_held(shares, measured.held or (), snapshot)
-    shares += _writable_shares(snapshot, measured.writable_bytes or {})
+    shares += _writable_shares(snapshot, measured.writable or {})
+    pods = _pods_by_key(snapshot)
     if measured.runtime_data is not None:
         shares = [_of_trees(UsageCategory.RUNTIME_DATA, [measured.runtime_data])]
     if measured.metadata:
-        size_bytes = sum(each.size_bytes for each in measured.metadata)
-        is_exact = all(each.complete for each in measured.metadata)
-        shares.append(Share(UsageCategory.RUNTIME_METADATA, size_bytes, exact=is_exact))
-    if measured.logs is not None:
-        files = _largest((each.path, each.size_bytes) for each in measured.log_files)
-        shares.append(Share(UsageCategory.POD_LOGS, measured.logs.size_bytes, files, exact=measured.logs.complete))
+        shares.append(replace(_of_trees(UsageCategory.RUNTIME_METADATA, measured.metadata), members=()))
+    if measured.logs:
+        shares.append(_of_trees(UsageCategory.POD_LOGS, measured.logs, pods))
     if measured.volumes:
-        shares.append(_of_trees(UsageCategory.POD_VOLUMES, measured.volumes))
+        shares.append(_of_trees(UsageCategory.POD_VOLUMES, measured.volumes, pods))
     if measured.deleted or measured.unread_processes:
         share = _of_trees(UsageCategory.DELETED_FILES, measured.deleted)
         shares.append(replace(share, exact=not measured.unread_processes))
     host = measured.host
     if host is not None:
-        files = _largest((each.path, each.size_bytes) for each in measured.largest)
-        shares.append(Share(UsageCategory.HOST_FILES, host.size_bytes, files, exact=host.complete))
+        largest = _of_trees(UsageCategory.HOST_FILES, measured.largest)
+        shares.append(replace(largest, size_bytes=host.size_bytes, inodes=host.inodes, exact=host.complete))
     shares.append(Share(UsageCategory.RESERVED, measured.reserved_bytes))
     used_bytes = filesystem.capacity_bytes - filesystem.available_bytes
     rest_bytes = max(0, used_bytes - sum(share.size_bytes for share in shares))
+    rest_inodes = max(0, filesystem.inodes - filesystem.inodes_free - sum(share.inodes for share in shares))
     is_read = all(share.exact or share.part is UsageCategory.DELETED_FILES for share in shares)
     is_exact = is_read and host is not None and (measured.held is not None or measured.runtime_data is not None)
-    shares.append(Share(UsageCategory.UNEXPLAINED, rest_bytes, exact=is_exact))
+    shares.append(Share(UsageCategory.UNEXPLAINED, rest_bytes, rest_inodes, exact=is_exact))
     unread = f"deleted files that are open: a lower bound, unreadable processes: {measured.unread_processes}"
     return Breakdown(filesystem, tuple(shares), storage is not None, (unread,) if measured.unread_processes else ())
 
@@ -201,82 +232,97 @@ def _image_shares(
     shares = []
     for part, used in ((UsageCategory.IMAGES_IN_USE, True), (UsageCategory.IMAGES_UNUSED, False)):
         members = []
-        total = 0
         for image_id, indexes in storage.by_image.items():
             if (image_id in in_use) is not used:
                 continue
-            uncounted = [index for index in indexes if index not in counted]
-            size = sum(storage.pieces[index].size_bytes for index in uncounted)
-            counted.update(uncounted)
-            total += size
-            name = names.get(image_id, image_id)
-            members.append((f"{name} ({users[image_id]})" if image_id in users else name, size))
-        shares.append(Share(part, total, _largest(members)))
+            own = [storage.pieces[index] for index in indexes if index not in counted]
+            counted.update(indexes)
+            space = total_space(Space(each.size_bytes, each.inodes) for each in own)
+            members.append(Member(names.get(image_id, image_id), *space, pod=users.get(image_id, "")))
+        shares.append(_of_members(part, members))
     return shares
 
 
 def _with_held(shares: Sequence[Share], held: Iterable[HeldContent], snapshot: NodeSnapshot) -> list[Share]:
     """Return the shares of images completed by the content that no listed image references."""
-    names = {each.id: each.display_name for each in snapshot.containers}
-    names |= {each.id: f"{sandbox_name(each)} (sandbox)" for each in snapshot.sandboxes}
-    members: dict[UsageCategory, list[tuple[str, int]]] = {}
+    owners = _owners(snapshot)
+    members: dict[UsageCategory, list[Member]] = {share.part: list(share.members) for share in shares}
     for each in held:
         since = f"since {each.created_at:%Y-%m-%d}" if each.created_at else ""
         facts = ", ".join(filter(None, (each.detail, since)))
-        name = names.get(each.name, each.name)
-        members.setdefault(_HELD[each.kind], []).append((f"{name} ({facts})" if facts else name, each.size_bytes))
-    found = []
-    for share in shares:
-        own = members.pop(share.part, [])
-        size_bytes = share.size_bytes + sum(size for _, size in own)
-        found.append(replace(share, size_bytes=size_bytes, members=_largest([*share.members, *own])))
-    parts = (part for part in UsageCategory if part in members)
-    return found + [Share(part, sum(size for _, size in members[part]), _largest(members[part])) for part in parts]
+        name, pod = owners.get(each.name, (each.name, ""))
+        members.setdefault(_HELD[each.kind], []).append(Member(name, each.size_bytes, each.inodes, pod, facts))
+    exact = {share.part: share.exact for share in shares}
+    return [_of_members(part, members[part], exact=exact.get(part, True)) for part in UsageCategory if part in members]
+
+
+def _owners(snapshot: NodeSnapshot) -> dict[str, tuple[str, str]]:
+    """Return the name and the pod of each container and sandbox, by id."""
+    owners = {each.id: ("sandbox", sandbox_name(each)) for each in snapshot.sandboxes}
+    for each in snapshot.containers:
+        pod = f"{each.pod_namespace}/{each.pod_name}" if each.pod_name else ""
+        owners[each.id] = (each.name if pod else each.display_name, pod)
+    return owners
+
+
+def _pods_by_key(snapshot: NodeSnapshot) -> dict[str, str]:
+    """Return ``NAMESPACE/NAME`` of each pod, by its UID and by the ids of its sandboxes and containers."""
+    pods = {}
+    for sandbox in snapshot.sandboxes:
+        pods[sandbox.uid] = pods[sandbox.id] = sandbox_name(sandbox)
+    for each in snapshot.containers:
+        if each.pod_name:
+            pods[each.pod_uid] = pods[each.id] = f"{each.pod_namespace}/{each.pod_name}"
+    pods.pop("", None)
+    return pods
 
 
 def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> list[Share]:
     shares = []
     for part, used in ((UsageCategory.IMAGES_IN_USE, True), (UsageCategory.IMAGES_UNUSED, False)):
-        members = [(image.name, image.size_bytes or 0) for image in snapshot.images if (image.id in in_use) is used]
-        shares.append(Share(part, sum(size for _, size in members), _largest(members), exact=False))
+        members = [
+            Member(image.name, image.size_bytes or 0) for image in snapshot.images if (image.id in in_use) is used
+        ]
+        shares.append(_of_members(part, members, exact=False))
     return shares
 
 
-def _writable_shares(snapshot: NodeSnapshot, writable_bytes: Mapping[str, int]) -> list[Share]:
-    known = {each.id: each for each in snapshot.containers}
-    sandboxes = {each.id: each for each in snapshot.sandboxes}
-    running: list[tuple[str, int]] = []
-    dead: list[tuple[str, int]] = []
-    for container_id, size in writable_bytes.items():
-        if (sandbox := sandboxes.get(container_id)) is not None:
-            (running if sandbox.ready else dead).append((f"{sandbox_name(sandbox)} (sandbox)", size))
-            continue
-        container = known.get(container_id)
-        if container is None:
-            running.append((container_id[:12], size))  # not listed by CRI
-            continue
-        (running if container.state in _MAYBE_RUNNING else dead).append((container.display_name, size))
+def _writable_shares(snapshot: NodeSnapshot, writable: Mapping[str, Space]) -> list[Share]:
+    owners = _owners(snapshot)
+    running = {each.id for each in snapshot.containers if each.state in _MAYBE_RUNNING}
+    running |= {each.id for each in snapshot.sandboxes if each.ready}
+    members: dict[bool, list[Member]] = {True: [], False: []}
+    for container_id, space in writable.items():
+        name, pod = owners.get(container_id, (container_id[:12], ""))
+        runs = container_id in running or container_id not in owners  # a container that CRI does not list
+        members[runs].append(Member(name, *space, pod=pod))
     return [
-        Share(UsageCategory.WRITABLE_RUNNING, sum(size for _, size in running), _largest(running)),
-        Share(UsageCategory.WRITABLE_DEAD, sum(size for _, size in dead), _largest(dead)),
+        _of_members(UsageCategory.WRITABLE_RUNNING, members[True]),
+        _of_members(UsageCategory.WRITABLE_DEAD, members[False]),
     ]
 
 
-def _of_trees(part: UsageCategory, walks: Sequence[MeasuredTree]) -> Share:
-    members = [(each.path, each.size_bytes) for each in walks]
-    return Share(part, sum(each.size_bytes for each in walks), _largest(members), all(each.complete for each in walks))
+def _of_trees(part: UsageCategory, trees: Sequence[MeasuredTree], pods: Mapping[str, str] = NO_PODS) -> Share:
+    """Return the share of these trees; ``pods`` has pods by UID or id, the end of a directory's name after ``_``."""
+    members = [Member(each.path, each.size_bytes, each.inodes, each.pod or _pod_of(each, pods)) for each in trees]
+    return _of_members(part, members, exact=all(each.complete for each in trees))
 
 
-def _largest(members: Iterable[tuple[str, int]], count: int = 20) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(members, key=lambda each: (-each[1], each[0]))[:count])
+def _pod_of(tree: MeasuredTree, pods: Mapping[str, str]) -> str:
+    """Return the pod of a directory; the uppermost directory decides, since the pod writes the names of the others."""
+    found = (pods.get(name.rpartition("_")[2]) for name in tree.path.split("/")) if pods else ()
+    return next(filter(None, found), "")
+
+
+def _of_members(part: UsageCategory, members: Iterable[Member], *, exact: bool = True) -> Share:
+    found = tuple(sorted(members, key=lambda each: (-each.size_bytes, each.name, each.pod)))
+    space = total_space(Space(each.size_bytes, each.inodes) for each in found)
+    return Share(part, *space, found, exact)
 
 
 def describe(breakdown: Breakdown) -> dict[str, int]:
     """Return the bytes by category for a log line, without empty categories."""
     return {share.part.value: share.size_bytes for share in breakdown.shares if share.size_bytes}
-
-
-__all__ = ["Breakdown", "MeasuredTree", "MeasuredUsage", "Share", "UsageCategory", "break_down", "describe"]
 
 
 @dataclass(slots=True)

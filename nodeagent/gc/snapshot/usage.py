@@ -10,14 +10,13 @@ import os
 import stat
 import threading
 import time
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
-from nodeagent.gc.plan.breakdown import Breakdown, MeasuredTree, MeasuredUsage, Share, break_down
+from nodeagent.gc.plan.breakdown import Breakdown, MeasuredTree, MeasuredUsage, Member, Share, break_down
 from nodeagent.host.deleted_files import DeletedFile, read_deleted_files
 from nodeagent.host.disk_usage import BLOCK_BYTES, Tree, TreeReader
 from nodeagent.host.filesystems import (
@@ -29,7 +28,7 @@ from nodeagent.host.filesystems import (
 )
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
-from nodeagent.model.runtime import PieceKind, StorageGraph
+from nodeagent.model.runtime import PieceKind, Space, StorageGraph, total_space
 from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import replace
 from nodeagent.runtime.held_content import is_lost
@@ -91,12 +90,12 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
     with suppress(NodeAgentError, TimeoutError):
         async with asyncio.timeout(max(_HELD_WITHIN_S, within_s)):  # many snapshots of another namespace take long
             held = await observer.images.find_held(snapshot.images)
-    writable = dict(snapshot.writable_bytes)
+    writable = {key: Space(size_bytes) for key, size_bytes in snapshot.writable_bytes.items()}
     if snapshot.storage is not None:
         with suppress(RuntimeRequestError):
-            writable.update(await storage.read_writable_bytes())
+            writable.update(await storage.read_writable())
     reserved_bytes = await asyncio.to_thread(read_reserved_bytes, filesystem.path)
-    measured = MeasuredUsage(held=held, writable_bytes=writable, reserved_bytes=reserved_bytes)
+    measured = MeasuredUsage(held=held, writable=writable, reserved_bytes=reserved_bytes)
     if walk:
         directories = _runtime_directories(snapshot, filesystem)
         deadline_s = time.monotonic() + within_s
@@ -115,7 +114,8 @@ def _without_lost_files(storage: StorageGraph) -> StorageGraph:
     if not lost:
         return storage
     return replace(
-        storage, pieces=tuple(replace(each, size_bytes=0) if each.key in lost else each for each in storage.pieces)
+        storage,
+        pieces=tuple(replace(each, size_bytes=0, inodes=0) if each.key in lost else each for each in storage.pieces),
     )
 
 
@@ -151,11 +151,14 @@ def _public(breakdown: Breakdown) -> Breakdown:
     return replace(breakdown, shares=tuple(replace(each, members=_public_members(each)) for each in breakdown.shares))
 
 
-def _public_members(share: Share) -> tuple[tuple[str, int], ...]:
-    sizes: Counter[str] = Counter()
-    for name, size_bytes in share.members:
-        sizes[_public_path(name) if name.startswith("/") else name] += size_bytes
-    return tuple(sorted(sizes.items(), key=lambda each: (-each[1], each[0])))
+def _public_members(share: Share) -> tuple[Member, ...]:
+    """Return the members with public paths; the sizes of equal paths are added up."""
+    found: dict[tuple[str, str, str], list[Space]] = {}
+    for each in share.members:
+        name = _public_path(each.name) if each.name.startswith("/") else each.name
+        found.setdefault((name, each.pod, each.detail), []).append(Space(each.size_bytes, each.inodes))
+    members = (Member(name, *total_space(sizes), pod, detail) for (name, pod, detail), sizes in found.items())
+    return tuple(sorted(members, key=lambda each: (-each.size_bytes, each.name)))
 
 
 def _public_path(path: str) -> str:
@@ -234,17 +237,19 @@ def _walk(
     deleted, unread = read_deleted_files({_device_of(top)}, limit.deadline_s)
     return replace(
         measured,
-        logs=MeasuredTree(str(pod_log_root), sum(each.size_bytes for each in logs), all(each.complete for each in logs))
-        if logs
-        else None,
+        logs=tuple(_measured_tree(part) for tree in logs for part in tree.without_large_files()),
         volumes=tuple(_measured_tree(part) for tree in volumes for part in tree.without_large_files()),
         metadata=tuple(map(_measured_tree, metadata)),
         runtime_data=_measured_tree(data) if data is not None else None,
-        deleted=tuple(MeasuredTree(_holder(each, runtime.pods), each.size_bytes, not unread) for each in deleted),
+        deleted=tuple(
+            MeasuredTree(
+                f"{each.process} (process {each.pid})", each.size_bytes, not unread, 1, _pod_of(each, runtime.pods)
+            )
+            for each in deleted
+        ),
         unread_processes=unread,
         host=_measured_tree(host),
         largest=tuple(map(_measured_tree, largest)),
-        log_files=tuple(_measured_tree(part) for tree in logs for part in tree.without_large_files()),
     )
 
 
@@ -304,10 +309,9 @@ def _measure_metadata(
     return own + [_file(f"{each}/metadata.db") for each in stores], of_pods
 
 
-def _holder(file: DeletedFile, pods: Mapping[str, str]) -> str:
-    """Return the name of the process that keeps a deleted file open, with its pod, if known."""
-    pod = next((pods[each] for each in pods if any(each in name for name in file.cgroups)), "")
-    return f"{pod} ({file.process}, pid {file.pid})" if pod else f"{file.process} (process {file.pid})"
+def _pod_of(file: DeletedFile, pods: Mapping[str, str]) -> str:
+    """Return the pod of the process that keeps a deleted file open; empty if it is in no known container."""
+    return next((pods[each] for each in pods if any(each in name for name in file.cgroups)), "")
 
 
 def _file(path: str) -> Tree:
@@ -330,4 +334,4 @@ def _is_on(path: Path, filesystem: FsObservation) -> bool:
 
 
 def _measured_tree(tree: Tree) -> MeasuredTree:
-    return MeasuredTree(tree.path, tree.size_bytes, tree.complete)
+    return MeasuredTree(tree.path, tree.size_bytes, tree.complete, tree.inodes)

@@ -12,7 +12,7 @@ from nodeagent.gc.documents.history import HistoryDocument
 from nodeagent.gc.documents.holds import HoldList
 from nodeagent.gc.documents.passes import DiskUsageDocument, PreviewDocument
 from nodeagent.gc.pass_state import plans_for
-from nodeagent.gc.plan.breakdown import Breakdown, Share, UsageCategory
+from nodeagent.gc.plan.breakdown import Breakdown, Member, Share, UsageCategory
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model.clock import TRUSTED
 from nodeagent.model.node import Hold
@@ -71,8 +71,8 @@ def test_ended_hold_is_not_listed() -> None:
 @pytest.mark.parametrize("exact", [True, False])
 def test_disk_usage_round_trip_keeps_breakdown(exact: bool) -> None:
     shares = (
-        Share(UsageCategory.IMAGES_IN_USE, 7, (("app:v1 (shop/web)", 7),)),
-        Share(UsageCategory.UNEXPLAINED, 5, (), exact=False),
+        Share(UsageCategory.IMAGES_IN_USE, 7, 2, (Member("app:v1", 7, 2, "shop/web", "old"),)),
+        Share(UsageCategory.UNEXPLAINED, 5, exact=False),
     )
     decoded = decode(
         encode(DiskUsageDocument.of(Breakdown(filesystem(91), shares, exact))), DiskUsageDocument

@@ -266,12 +266,18 @@ def usage_lines(document: DiskUsageDocument, columns: int | None) -> Iterable[Li
     return breakdown_lines(document.to_model(), columns, details=True)
 
 
+def inode_lines(document: DiskUsageDocument, columns: int | None) -> Iterable[Line]:
+    """Return the output lines of the inodes of a usage breakdown."""
+    return breakdown_lines(document.to_model(), columns, details=False, inodes=True)
+
+
 SCREENS: Final[dict[str, tuple[type[Document], Callable[[Any, int | None], Iterable[Line]]]]] = {
     "status": (Status, status_view),
     "top": (Top, top_view),
     "pressure": (Pressure, pressure_view),
     "pressure-wide": (Pressure, wide_view),
     "du": (DiskUsageDocument, usage_lines),
+    "du-inodes": (DiskUsageDocument, inode_lines),
     "evict": (EvictionPreview, eviction_lines),
     "shutdown": (ShutdownPlanDocument, shutdown_lines),
 }
@@ -281,7 +287,7 @@ SCREENS: Final[dict[str, tuple[type[Document], Callable[[Any, int | None], Itera
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen_of_a_document_is_the_stored_one(name: str, columns: int | None) -> None:
     kind, view = SCREENS[name]
-    lines = view(decode((DOCUMENTS / f"{name.removesuffix('-wide')}.json").read_text(), kind), columns)
+    lines = view(decode((DOCUMENTS / f"{name.partition('-')[0]}.json").read_text(), kind), columns)
     parts = [part.text for line in lines for part in (line.wrapped(columns) if columns else [line])]
     assert columns is None or max(map(display_width, parts)) <= columns
     compare(name, columns, "\n".join((*parts, "")))

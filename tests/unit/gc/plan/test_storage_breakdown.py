@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nodeagent.gc.plan.breakdown import MeasuredTree, MeasuredUsage, UsageCategory, break_down, sharing_tree
-from nodeagent.model.runtime import ContainerState, HeldContent, ReferenceKind
+from nodeagent.gc.plan.breakdown import MeasuredTree, MeasuredUsage, Member, UsageCategory, break_down, sharing_tree
+from nodeagent.model.runtime import ContainerState, HeldContent, ReferenceKind, Space
 from tests.unit.builders import MIB, NOW, container, filesystem, graph, image, piece, sandbox, snapshot, used
 
 PIECES = [
@@ -35,9 +35,12 @@ def test_shares_add_up_to_the_used_bytes() -> None:
             HeldContent(ReferenceKind.OTHER_NAMESPACE, "buildkit", 7 * MIB),
             HeldContent(ReferenceKind.INGEST, "layer-1", 1 * MIB),
         ],
-        writable_bytes={"run": 3 * MIB, "dead": 4 * MIB, "0123456789abcdef": 1 * MIB},
-        logs=MeasuredTree("/var/log/pods", 13 * MIB),
-        volumes=[MeasuredTree("/pods/x", 17 * MIB, complete=False)],
+        writable={"run": Space(3 * MIB, 30), "dead": Space(4 * MIB, 40), "0123456789abcdef": Space(1 * MIB)},
+        logs=[
+            MeasuredTree("/var/log/pods/shop_job_uid-job/app/0.log", 12 * MIB, inodes=1),
+            MeasuredTree("/var/log/pods/shop_gone_uid-gone", 1 * MIB, inodes=8),
+        ],
+        volumes=[MeasuredTree("/pods/x", 17 * MIB, complete=False), MeasuredTree("/pods/uid-web/uid-job", 0)],
         metadata=[MeasuredTree("/var/lib/containerd/io.containerd.metadata.v1.bolt", 5 * MIB)],
         deleted=[MeasuredTree("logger (pid 7)", 8 * MIB)],
         unread_processes=1,
@@ -68,12 +71,27 @@ def test_shares_add_up_to_the_used_bytes() -> None:
     assert sum(sizes.values()) == 600
     members = {share.part: share.members for share in found.shares}
     assert members[UsageCategory.IMAGES_IN_USE] == (
-        ("r/a:1 (shop/job, shop/web)", 35 * MIB),
-        ("shop/job/app (image removed)", 1 * MIB),
+        Member("r/a:1", 35 * MIB, 2, "shop/job, shop/web"),
+        Member("app", 1 * MIB, 0, "shop/job", "image removed"),
     )
-    assert members[UsageCategory.LEASED] == (("old (no expiry, since 2026-03-01)", 2 * MIB),)
-    assert members[UsageCategory.OTHER_NAMESPACES] == (("buildkit", 7 * MIB), ("moby", 6 * MIB))
-    assert [name for name, _ in members[UsageCategory.HOST_FILES]] == ["/usr", "/opt"]
+    assert members[UsageCategory.LEASED] == (Member("old", 2 * MIB, detail="no expiry, since 2026-03-01"),)
+    assert members[UsageCategory.OTHER_NAMESPACES] == (Member("buildkit", 7 * MIB), Member("moby", 6 * MIB))
+    assert members[UsageCategory.WRITABLE_RUNNING] == (
+        Member("app", 3 * MIB, 30, "shop/web"),
+        Member("0123456789ab", 1 * MIB),
+    )
+    assert [each.name for each in members[UsageCategory.HOST_FILES]] == ["/usr", "/opt"]
+    assert [each.pod for each in members[UsageCategory.POD_LOGS]] == ["shop/job", ""]
+    assert [each.pod for each in members[UsageCategory.POD_VOLUMES]] == ["", "shop/web"]  # a pod names its own files
+    inodes = {share.part: share.inodes for share in found.shares if share.inodes}
+    assert inodes == {
+        UsageCategory.IMAGES_IN_USE: 2,
+        UsageCategory.IMAGES_UNUSED: 1,
+        UsageCategory.WRITABLE_RUNNING: 30,
+        UsageCategory.WRITABLE_DEAD: 40,
+        UsageCategory.POD_LOGS: 9,
+        UsageCategory.UNEXPLAINED: fs.inodes - fs.inodes_free - 82,
+    }
     assert {share.part for share in found.shares if not share.exact} == {
         UsageCategory.POD_VOLUMES,
         UsageCategory.DELETED_FILES,
@@ -84,10 +102,10 @@ def test_shares_add_up_to_the_used_bytes() -> None:
 def test_writable_layers_of_sandboxes_have_the_names_of_their_pods_and_count_by_their_state() -> None:
     fs = filesystem(60)
     observed = snapshot(sandboxes=(sandbox("web", ready=True), sandbox("job")), image_filesystem=fs)
-    measured = MeasuredUsage(writable_bytes={"sb-web": 3 * MIB, "sb-job": 4 * MIB})
+    measured = MeasuredUsage(writable={"sb-web": Space(3 * MIB), "sb-job": Space(4 * MIB)})
     members = {share.part: share.members for share in break_down(observed, fs, measured).shares}
-    assert members[UsageCategory.WRITABLE_RUNNING] == (("shop/web (sandbox)", 3 * MIB),)
-    assert members[UsageCategory.WRITABLE_DEAD] == (("shop/job (sandbox)", 4 * MIB),)
+    assert members[UsageCategory.WRITABLE_RUNNING] == (Member("sandbox", 3 * MIB, pod="shop/web"),)
+    assert members[UsageCategory.WRITABLE_DEAD] == (Member("sandbox", 4 * MIB, pod="shop/job"),)
 
 
 def test_upper_bound_sizes_are_marked_and_the_remainder_is_not_negative() -> None:
