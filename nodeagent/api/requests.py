@@ -91,10 +91,12 @@ class LeaksRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         minimum_age_seconds: age below which an item is kept.
         rooted: whether to include items referenced only by containerd.io/gc.root.
+        include: leases to delete, separated by commas; ``leases`` for all without expiry.
     """
 
     minimum_age_seconds: float = 0.0
     rooted: bool = False
+    include: str = ""
 
 
 class EvictionPreviewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -264,10 +264,10 @@ async def _query_runtime(agent: Agent) -> list[node.Finding]:
 
 async def _held_finding(agent: Agent, snapshot: NodeSnapshot) -> node.Finding:
     try:
-        held = await agent.observer.images.find_held(snapshot.images)
+        found = await agent.observer.images.find_unlisted(snapshot.images)
     except NodeAgentError as error:
         return node.Finding.skipped("held-content", str(error))
-    return node.check_held_content(held, snapshot.observed_at)
+    return node.check_held_content(found.held, snapshot.observed_at)
 
 
 def _accounting_finding(agent: Agent, snapshot: NodeSnapshot) -> node.Finding:

@@ -1,6 +1,6 @@
 """``nodeagent gc``: preview, confirm, remove, report; and its plans and reports as text.
 
-``nodeagent gc leaks`` does the same for unreferenced blobs and snapshots.
+``nodeagent gc leaks`` does the same for leaks.
 """
 
 from __future__ import annotations
@@ -512,8 +512,8 @@ def predicted_exit_code(preview: Preview) -> ExitCode:
     return pass_exit_code(preview.predicted_end[0])
 
 
-def collect_leaks(request: CollectOptions, *, minimum_age: str, rooted: bool) -> None:
-    """List unreferenced blobs and snapshots; delete them with ``--yes`` only.
+def collect_leaks(request: CollectOptions, *, minimum_age: str, rooted: bool, include: Sequence[str]) -> None:
+    """List leaks; delete them with ``--yes`` only.
 
     Raises:
         UsageError: the minimum age is not a duration.
@@ -521,14 +521,16 @@ def collect_leaks(request: CollectOptions, *, minimum_age: str, rooted: bool) ->
     """
     minimum_age_s = duration_s("--minimum-age", minimum_age)
     if request.dry_run or not request.yes:
-        fields = {"minimum_age_seconds": minimum_age_s, "rooted": rooted}
+        fields: dict[str, float | str] = {"minimum_age_seconds": minimum_age_s, "rooted": rooted}
+        if include:
+            fields["include"] = ",".join(include)
         found = ask(
             "Leaks", documents.PreviewDocument, fields, Source(request.config, request.overrides, request.direct)
         )
         if found is not None:
             sys.exit(_listed(show_document(request, found)))
     settings = load_settings(request.config, request.overrides)
-    sys.exit(run_async(_collect_leaks(request, settings, minimum_age_s, rooted=rooted)))
+    sys.exit(run_async(_collect_leaks(request, settings, minimum_age_s, rooted=rooted, include=include)))
 
 
 def _listed(preview: Preview) -> ExitCode:
@@ -539,14 +541,14 @@ def _listed(preview: Preview) -> ExitCode:
 
 
 async def _collect_leaks(
-    request: CollectOptions, settings: Settings, minimum_age_s: float, *, rooted: bool
+    request: CollectOptions, settings: Settings, minimum_age_s: float, *, rooted: bool, include: Sequence[str]
 ) -> ExitCode:
     only_list = request.dry_run or not request.yes
     dry_run = only_list or settings.dry_run
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         if not dry_run:
             await agent.recovery.run()
-        preview = await agent.find_leaks(minimum_age_s, rooted=rooted)
+        preview = await agent.find_leaks(minimum_age_s, rooted=rooted, include=include)
         if dry_run or request.is_table:
             show_preview(request, agent, preview)
         if only_list:

@@ -190,8 +190,9 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Remove without confirmation, as in a script", "nodeagent gc all --yes -o json"),
     ),
     "gc leaks": (
-        ("List unreferenced blobs and snapshots", "nodeagent gc leaks"),
+        ("List content that nothing uses", "nodeagent gc leaks"),
         ("Delete the leaks older than a week", "nodeagent gc leaks --minimum-age 7d --yes"),
+        ("Delete a lease without expiry as well", "nodeagent gc leaks --include pull-1 --yes"),
     ),
     "gc undo": (
         ("List the passes that can be undone", "nodeagent gc undo --list"),

@@ -6,7 +6,7 @@ The daemon and the one-shot commands both call ``open_agent``, so their agents c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from nodeagent.gc.plan.breakdown import Breakdown
     from nodeagent.gc.snapshot.node import NodeSnapshotReader
-    from nodeagent.model.runtime import UnreferencedPiece
+    from nodeagent.model.runtime import UnlistedContent
     from nodeagent.pods.reader import PodReader
     from nodeagent.pods.sources import BoundPods
     from nodeagent.pods.watched import WatchedPods
@@ -226,18 +226,20 @@ class Agent:
         """Return the current boot id, time since boot and wall time of this node."""
         return read_clocks(self.clock, boot_id())
 
-    async def find_leaks(self, minimum_age_s: float, *, rooted: bool) -> Preview:
-        """Return the preview of a removal of unreferenced blobs and snapshots, including the kept items.
+    async def find_leaks(self, minimum_age_s: float, *, rooted: bool, include: Collection[str] = ()) -> Preview:
+        """Return the preview of a removal of leaks, including the kept items; arguments as in ``plan_leaks``.
 
         Raises:
             ObservationError: the runtime provides no reference records (not containerd, or its API is disabled).
         """
         preview = await self.collector.preview(Scope.IMAGES)
-        found = await self.observer.images.find_unreferenced()
+        found = await self.observer.images.find_unlisted(preview.snapshot.images)
         at = self.read_clocks()
         trust = await asyncio.to_thread(self.store.read_clock, at)
         plan = await asyncio.to_thread(
-            plan_leaks, found, at.wall, minimum_age_s=minimum_age_s, rooted=rooted, clock=trust
+            partial(
+                plan_leaks, found, at.wall, minimum_age_s=minimum_age_s, rooted=rooted, include=include, clock=trust
+            )
         )
         plan = replace(plan, warnings=(*plan.warnings, *await self.recovery.describe()))
         return Preview(Scope.LEAKS, preview.snapshot, (plan,))
@@ -377,7 +379,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             HostLogs(settings.pod_log_root, settings.container_log_root, clock),
             clock,
             HoldFile(settings.state_directory).read,
-            observer.images.find_unreferenced,
+            observer.images.find_unlisted,
             bulk=settings.bulk_removal,
             settle_s=settings.settle_s,
             read_pod_images=parts.read_pod_images,
@@ -424,7 +426,7 @@ class RemoverFactory(Record):
         logs: removal of logs.
         clock: measures the age of plans and logs.
         read_holds: reads the current holds; blocking.
-        find_unreferenced: reads the unreferenced blobs and snapshots.
+        find_unlisted: reads the content that no listed image references.
         bulk: whether images are removed by name, in transactions, where the storage backend allows it.
         settle_s: maximum wait per transaction for container creations in progress, in seconds.
         read_pod_images: reads the images referenced by the pods of this node.
@@ -435,7 +437,7 @@ class RemoverFactory(Record):
     logs: HostLogs
     clock: Clock
     read_holds: Callable[[], tuple[Hold, ...]]
-    find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]]
+    find_unlisted: Callable[[], Awaitable[UnlistedContent]]
     bulk: bool
     settle_s: float = DEFAULT_SETTLE_S
     read_pod_images: Callable[[], Awaitable[PodImages]] = no_pod_images
@@ -454,10 +456,12 @@ class RemoverFactory(Record):
             layers=self.storage,
             read_pod_images=self.read_pod_images,
         )
-        leaks = LeakRemover(self.find_unreferenced, self.storage)
+        leaks = LeakRemover(self.find_unlisted, self.storage)
         return {
             ItemKind.BLOB: leaks,
             ItemKind.SNAPSHOT: leaks,
+            ItemKind.LEASE: leaks,
+            ItemKind.IMAGE_NAME: leaks,
             ItemKind.IMAGE: self._image_remover(reader, snapshot, policy, undo, hurried=hurried),
             ItemKind.CONTAINER: ContainerRemover(reader, self.cri, self.logs),
             ItemKind.SANDBOX: SandboxRemover(reader, self.cri),

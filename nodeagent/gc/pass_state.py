@@ -268,7 +268,7 @@ SETTLE_HURRIED_S: Final = 0.3
 SETTLE_STEP_S: Final = 0.1
 MEASUREMENT_SLACK_BYTES: Final = 1 << 20
 
-_ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
+_ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT, ItemKind.LEASE, ItemKind.IMAGE_NAME})
 
 
 class Measurement(Record):

@@ -15,14 +15,22 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, RuntimeUnsupportedError, StoreError
 from nodeagent.gc.executor import BATCH, Outcome, Result, caught
-from nodeagent.gc.plan.consistency import piece_name
+from nodeagent.gc.plan.consistency import leak_kind, piece_name
 from nodeagent.gc.plan.image_protection import holds_in_force
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.pod_logs import keep_tree
 from nodeagent.host import pod_logs as log_removal
 from nodeagent.host.pod_logs import read_log_tree
 from nodeagent.model.decision import Decision, ItemKind, ReasonCode, Verdict
-from nodeagent.model.runtime import Container, ContainerState, Image, Sandbox, UnreferencedPiece
+from nodeagent.model.runtime import (
+    Container,
+    ContainerState,
+    HeldContent,
+    Image,
+    Sandbox,
+    UnlistedContent,
+    UnreferencedPiece,
+)
 from nodeagent.record import Record, replace
 from nodeagent.units import Clock, format_duration
 
@@ -392,20 +400,18 @@ class HostLogs(Record):
 
 
 class LeakRemover:
-    """Remover of unreferenced blobs and snapshots in batches; all references are read again before each batch."""
+    """Remover of leaks in batches; all references are read again before each batch."""
 
     batch_size = BATCH
     settled_s = 0.0
 
-    def __init__(
-        self, find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]], storage: StorageBackend
-    ) -> None:
-        self._find_unreferenced = find_unreferenced
+    def __init__(self, find_unlisted: Callable[[], Awaitable[UnlistedContent]], storage: StorageBackend) -> None:
+        self._find_unlisted = find_unlisted
         self._storage = storage
         self._deleted = False
 
     async def remove_many(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
-        """Delete the blobs and snapshots that are still unreferenced, in plan order: a snapshot after its children.
+        """Delete the items that are still leaks, in plan order: a snapshot after its children.
 
         A stop request takes effect after the batch.
 
@@ -413,15 +419,27 @@ class LeakRemover:
             RuntimeUnavailableError: the runtime is unavailable.
         """
         del stop
-        unreferenced = {piece_name(each): each for each in await self._find_unreferenced()}
-        return [await caught(self._delete(each, unreferenced.get(each.name))) for each in decisions]
+        now = await self._find_unlisted()
+        unreferenced = {piece_name(each): each for each in now.unreferenced}
+        held = {(kind, each.name): each for each in now.held if (kind := leak_kind(each)) is not None}
+        found = [held.get((each.kind, each.name)) or unreferenced.get(each.name) for each in decisions]
+        return [await caught(self._delete(each, its)) for each, its in zip(decisions, found, strict=True)]
 
-    async def _delete(self, decision: Decision, found: UnreferencedPiece | None) -> Result:
+    async def _delete(self, decision: Decision, found: UnreferencedPiece | HeldContent | None) -> Result:
         if found is None:
             return Result(decision, Outcome.CHANGED, "kept: already removed, or referenced again")
-        if found.rooted and not decision.reason.details.get("rooted"):
+        if isinstance(found, HeldContent):
+            if found.created_at != decision.reason.details.get("created_at"):
+                return Result(decision, Outcome.CHANGED, "kept: created again since the plan")
+            if decision.kind is ItemKind.LEASE:
+                existed = await self._storage.delete_lease(found.name)
+            else:
+                existed = False
+                for name in found.names:
+                    existed = await self._storage.delete_image(name, sync=False, target=found.target) or existed
+        elif found.rooted and not decision.reason.details.get("rooted"):
             return Result(decision, Outcome.CHANGED, "kept: labelled containerd.io/gc.root since the plan")
-        if decision.kind is ItemKind.BLOB:
+        elif decision.kind is ItemKind.BLOB:
             existed = await self._storage.delete_content(decision.id)
         else:
             existed = await self._storage.remove_snapshot(found.snapshotter, decision.id)

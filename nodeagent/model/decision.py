@@ -52,6 +52,8 @@ class ItemKind(StrEnum):
     CONTAINER_LOG_LINK = "container-log-link"
     BLOB = "blob"
     SNAPSHOT = "snapshot"
+    LEASE = "lease"
+    IMAGE_NAME = "image-name"
     POD = "pod"
 
     def counted(self, count: int) -> str:

@@ -85,11 +85,14 @@ class ReasonCode(StrEnum):
     LOG_OPEN = "log-open"
     LOG_OPENERS_UNKNOWN = "log-openers-unknown"
     CONTAINER_PRESENT = "container-present"
-    # blobs and snapshots: removed
+    # leaks: removed
     UNREFERENCED = "unreferenced"
-    # blobs and snapshots: kept
+    LEASE_WITHOUT_EXPIRY = "lease-without-expiry"
+    IMAGE_INCOMPLETE = "image-incomplete"
+    # leaks: kept
     GC_ROOT_LABEL = "gc-root-label"
     SNAPSHOT_HAS_CHILD = "snapshot-has-child"
+    FOREIGN_LEASE = "foreign-lease"
     # pods: evicted
     LOW_ON_RESOURCE = "low-on-resource"
     EMPTY_DIR_OVER_LIMIT = "empty-dir-over-limit"
@@ -255,6 +258,9 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.POD_NOT_ACTIVE: "pod is {lifecycle}",
     ReasonCode.BEING_EVICTED: "evicted; waiting for the effect",
     ReasonCode.UNREFERENCED: "unreferenced; created {age_s} ago",
+    ReasonCode.LEASE_WITHOUT_EXPIRY: "lease without expiry, created {age_s} ago",
+    ReasonCode.IMAGE_INCOMPLETE: "{missing}; not used by a container, and named {age_s} ago",
+    ReasonCode.FOREIGN_LEASE: "lease of another program, without expiry; deleted only with --include {lease}",
     ReasonCode.GC_ROOT_LABEL: "kept by its containerd.io/gc.root label",
     ReasonCode.SNAPSHOT_HAS_CHILD: "parent of snapshot {child}, which is kept",
 }

@@ -360,9 +360,11 @@ class HeldContent(Record):
         size_bytes: disk usage.
         created_at: creation time of an image name or a lease; ``None`` if not reported.
         detail: further fact about the object; may be empty.
-        is_stuck: whether nothing but an operator frees the content: an image with missing blobs, or a lease without
-            expiry.
+        is_stuck: whether nothing but an operator frees the content: the name of an image with missing blobs that no
+            container and no lease references, or a lease of another program without expiry.
         inodes: number of its files and directories.
+        names: all names of an image that CRI does not list; empty for other objects.
+        target: digest to which these names refer; empty for other objects.
     """
 
     kind: ReferenceKind | None
@@ -372,6 +374,20 @@ class HeldContent(Record):
     detail: str = ""
     is_stuck: bool = False
     inodes: int = 0
+    names: tuple[str, ...] = ()
+    target: str = ""
+
+
+class UnlistedContent(Record):
+    """Stored content that no listed image references.
+
+    Attributes:
+        held: the content by holder, pieces without a reference included.
+        unreferenced: the pieces without a reference other than ``containerd.io/gc.root`` labels.
+    """
+
+    held: tuple[HeldContent, ...] = ()
+    unreferenced: tuple[UnreferencedPiece, ...] = ()
 
 
 class FsObservation(Record):

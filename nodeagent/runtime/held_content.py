@@ -18,13 +18,13 @@ from nodeagent.errors import RuntimeRequestError
 from nodeagent.model.runtime import HeldContent, ReferenceKind, Space, total_space
 from nodeagent.record import replace
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.containerd import is_undo
+from nodeagent.runtime.containerd import KIND_LABEL, is_undo
 from nodeagent.runtime.namespace_lists import CONTENT, SNAPSHOTS, GraphNode, Inventory, expiry_of
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from nodeagent.model.runtime import Image, StoredPiece
-    from nodeagent.runtime.containerd import ContainerdClient, Ingest, SnapshotUsage
+    from nodeagent.runtime.containerd import ContainerdClient, Ingest, SnapshotUsage, StoredImage
 
 
 class OtherNamespace(NamedTuple):
@@ -140,14 +140,30 @@ def _holders(
     inventory: Inventory, images: Iterable[Image], content_path: str
 ) -> Iterator[tuple[HeldContent, Iterable[GraphNode]]]:
     """Yield each possible holder in CRI's namespace, with size 0, and the nodes that it references."""
-    listed = _listed_names(images)
+    listed, used = _listed_names(images), {each.image for each in inventory.containers}
+    all_leased = inventory.referenced_by_leases()
+    unlisted: dict[str, list[StoredImage]] = {}
     for image in inventory.images:
         if image.name not in listed:
-            reached = inventory.referenced_by_images([image])
-            missing = _missing(inventory, image.target, reached, content_path)
-            detail = missing or "not listed by CRI"
-            kind = ReferenceKind.UNLISTED_IMAGE
-            yield HeldContent(kind, image.name, 0, image.created.at, detail, bool(missing)), reached
+            unlisted.setdefault(image.target, []).append(image)
+    for target, named in unlisted.items():
+        reached = inventory.referenced_by_images(named)
+        missing = _missing(inventory, target, reached, content_path)
+        names = tuple(sorted((each.name for each in named), key=lambda name: (name.startswith("sha256:"), "@" in name)))
+        is_free = used.isdisjoint(names) and GraphNode(CONTENT, target) not in all_leased  # no pull goes on
+        yield (
+            HeldContent(
+                ReferenceKind.UNLISTED_IMAGE,
+                names[0],
+                0,
+                max((each.created.at for each in named if each.created.at), default=None),
+                missing or "not listed by CRI",
+                bool(missing) and is_free,
+                names=names,
+                target=target,
+            ),
+            reached,
+        )
     for container in inventory.containers:
         holder = HeldContent(ReferenceKind.CONTAINER, container.id, 0, None, "image removed")
         yield holder, inventory.closure(inventory.starts_of(container))
@@ -158,7 +174,8 @@ def _holders(
             detail = "undo window of removed images"
         elif expiry is not None:
             detail = f"until {format_time(expiry)}"
-        yield HeldContent(ReferenceKind.LEASE, of_lease.id, 0, of_lease.created.at, detail, expiry is None), leased
+        stuck = expiry is None and KIND_LABEL not in of_lease.labels
+        yield HeldContent(ReferenceKind.LEASE, of_lease.id, 0, of_lease.created.at, detail, stuck), leased
     for node in sorted(inventory.stored.rooted | inventory.stored.held):
         yield HeldContent(ReferenceKind.GC_LABEL, node.id, 0, None, "label containerd.io/gc"), inventory.closure([node])
 

@@ -27,7 +27,7 @@ from nodeagent.runtime.namespace_lists import DEFAULT_SNAPSHOTTER
 from nodeagent.runtime.storage_graph import PINNED_LABEL, ImageExtent, LayerCache
 
 if TYPE_CHECKING:
-    from nodeagent.model.runtime import HeldContent, Image, StorageGraph, UnreferencedPiece
+    from nodeagent.model.runtime import Image, StorageGraph, UnlistedContent
     from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, StoredContainer, StoredImage
     from nodeagent.runtime.leases import Creations, ImageLeases, UndoLeases
     from nodeagent.units import Clock
@@ -91,22 +91,13 @@ class StorageBackend:
         """
         return None
 
-    async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
-        """Return the unreferenced blobs and snapshots; arguments as in :meth:`build_graph`.
+    async def find_unlisted(self, images: Sequence[Image], *, snapshotter: str | None, path: str) -> UnlistedContent:
+        """Return the content that no listed image references; arguments as in :meth:`build_graph`.
 
         Raises:
             ObservationError: the backend has no records of references, as for CRI alone.
         """
         raise ObservationError(_NO_RECORDS)
-
-    async def find_held(
-        self, images: Sequence[Image], *, snapshotter: str | None, path: str
-    ) -> tuple[HeldContent, ...]:
-        """Return the content that no listed image references, by holder; empty for CRI alone.
-
-        The arguments are those of :meth:`build_graph`.
-        """
-        return ()
 
     async def read_store_paths(self) -> Mapping[str, str]:
         """Return the directory of each snapshotter, and of the content store under the empty name; empty if unknown."""
@@ -142,6 +133,14 @@ class StorageBackend:
 
     async def pin_image(self, name: str) -> bool:
         """Set the label of an image name that pins its image; return whether the name exists.
+
+        Raises:
+            NodeAgentError: CRI alone.
+        """
+        raise NodeAgentError(_DISABLED)
+
+    async def delete_lease(self, lease_id: str) -> bool:
+        """Delete a lease; return whether the lease existed.
 
         Raises:
             NodeAgentError: CRI alone.
@@ -280,24 +279,17 @@ class ContainerdStorage(StorageBackend):
                 self._formats[path] = await asyncio.to_thread(read, path)
         return namespace_lists.Stores(paths, {store: self._formats[path] for store, path in paths.items()})
 
-    async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
-        """Return the unreferenced blobs and snapshots.
+    async def find_unlisted(self, images: Sequence[Image], *, snapshotter: str | None, path: str) -> UnlistedContent:
+        """Return the content that no listed image references.
 
         Raises:
             ObservationError: the runtime is not containerd.
         """
+        content_path, cache = (await self.read_store_paths()).get("", ""), self._cache_for(path)
         try:
-            return await self._cache_for(path).find_unreferenced(self._client, snapshotter=snapshotter)
+            return await cache.find_unlisted(self._client, images, snapshotter=snapshotter, content_path=content_path)
         except RuntimeUnsupportedError as error:
             raise ObservationError(f"this runtime does not report references: {error}") from error
-
-    async def find_held(
-        self, images: Sequence[Image], *, snapshotter: str | None, path: str
-    ) -> tuple[HeldContent, ...]:
-        """Return the content that no listed image references, by holder."""
-        content_path = (await self.read_store_paths()).get("", "")
-        cache = self._cache_for(path)
-        return await cache.find_held(self._client, images, snapshotter=snapshotter, content_path=content_path)
 
     def _cache_for(self, path: str) -> LayerCache:
         if self._cache is None:
@@ -347,6 +339,10 @@ class ContainerdStorage(StorageBackend):
     async def pin_image(self, name: str) -> bool:
         """Set the label of an image name that pins its image; return whether the name exists."""
         return await self._client.label_image(name, PINNED_LABEL, "pinned")
+
+    async def delete_lease(self, lease_id: str) -> bool:
+        """Delete a lease; return whether the lease existed."""
+        return await self._client.delete_lease(lease_id, sync=False)
 
     async def delete_content(self, digest: str) -> bool:
         """Delete a blob's record; return whether the record existed."""

@@ -26,7 +26,6 @@ from nodeagent.last_result import keep_last_result
 from nodeagent.model.runtime import (
     Container,
     ContainerState,
-    HeldContent,
     Image,
     ImageRecord,
     ReferenceKind,
@@ -34,6 +33,7 @@ from nodeagent.model.runtime import (
     Space,
     StorageGraph,
     StoredPiece,
+    UnlistedContent,
     UnreferencedPiece,
 )
 from nodeagent.record import Record, replace
@@ -346,58 +346,18 @@ class LayerCache:
         self._built = (inputs, graph) if inputs is not None and is_reusable else None
         return graph
 
-    async def find_unreferenced(
-        self, client: ContainerdClient, *, snapshotter: str | None = None
-    ) -> tuple[UnreferencedPiece, ...]:
-        """Return the blobs and snapshots without reference from an image, container, lease, ingest or other piece.
-
-        Pieces with a ``containerd.io/gc.root`` label are included and marked. A blob that also exists in another
-        namespace is included with that reference: its deletion removes the record and frees no bytes.
-        """
-        lists, containers = await asyncio.gather(self.list_namespace(client), client.list_containers())
-        inventory = await namespace_lists.make_inventory(client, lists, snapshotter, containers)
-        referenced = set().union(
-            inventory.referenced_by_images(inventory.images),
-            inventory.referenced_by_containers(),
-            inventory.referenced_by_leases(),
-            inventory.referenced_by_ingests(),
-            inventory.referenced_by_unknown_labels(),
-        )
-        rooted = inventory.closure(sorted(inventory.stored.rooted - referenced))
-        unreferenced = sorted(inventory.stored.existing - referenced)
-        usage = await self._read_usage(client, inventory, unreferenced)
-        found = []
-        for node in unreferenced:
-            if node.kind != CONTENT and node not in usage:
-                continue
-            piece = self._piece(node, inventory, usage)
-            if node.kind == CONTENT:
-                created = inventory.stored.blobs[node.id].created
-                if created.at is None:  # containerd 1.6 omits creation times in lists
-                    with suppress(RuntimeRequestError):
-                        blob = await client.get_blob(node.id)
-                        created = blob.created if blob is not None else created
-                if node.id in inventory.foreign:
-                    piece = replace(piece, references=(_FOREIGN,))
-                found.append(UnreferencedPiece(piece, "", created.at, rooted=node in rooted))
-            else:
-                snapshot = _snapshot(inventory, node)
-                name = node.kind.removeprefix(SNAPSHOTS)
-                piece = replace(piece, key=node.id)
-                found.append(
-                    UnreferencedPiece(piece, name, snapshot.created.at, rooted=node in rooted, parent=snapshot.parent)
-                )
-        return tuple(found)
-
-    async def find_held(
+    async def find_unlisted(
         self,
         client: ContainerdClient,
         images: Sequence[Image],
         *,
         snapshotter: str | None = None,
         content_path: str = "",
-    ) -> tuple[HeldContent, ...]:
-        """Return the content that no listed image references, by holder; see ``held_content``.
+    ) -> UnlistedContent:
+        """Return the content that no listed image references, by holder (see ``held_content``) and by piece.
+
+        Pieces with a ``containerd.io/gc.root`` label are unreferenced and marked. A blob that also exists in another
+        namespace is unreferenced with that reference: its deletion removes the record and frees no bytes.
 
         Args:
             client: client of containerd, in CRI's namespace.
@@ -411,8 +371,43 @@ class LayerCache:
         nodes = unlisted_nodes(inventory, images)
         usage = await self._read_usage(client, inventory, sorted(nodes))
         pieces = {node: self._piece(node, inventory, usage) for node in nodes if node.kind == CONTENT or node in usage}
-        own = map(being_written, await client.list_ingests())
-        return (*await asyncio.to_thread(held_content, inventory, images, pieces, others, content_path), *own)
+        held = await asyncio.to_thread(held_content, inventory, images, pieces, others, content_path)
+        downloads = map(being_written, await client.list_ingests())
+        return UnlistedContent((*held, *downloads), await self._unreferenced(client, inventory, pieces))
+
+    async def _unreferenced(
+        self, client: ContainerdClient, inventory: Inventory, pieces: Mapping[GraphNode, StoredPiece]
+    ) -> tuple[UnreferencedPiece, ...]:
+        """Return the pieces without reference from an image, container, lease, ingest or other piece."""
+        referenced = set().union(
+            inventory.referenced_by_images(inventory.images),
+            inventory.referenced_by_containers(),
+            inventory.referenced_by_leases(),
+            inventory.referenced_by_ingests(),
+            inventory.referenced_by_unknown_labels(),
+        )
+        rooted = inventory.closure(sorted(inventory.stored.rooted - referenced))
+        found = []
+        for node in sorted(pieces.keys() - referenced):
+            piece, is_rooted = pieces[node], node in rooted
+            if node.kind == CONTENT:
+                created = inventory.stored.blobs[node.id].created
+                if created.at is None:  # containerd 1.6 omits creation times in lists
+                    with suppress(RuntimeRequestError):
+                        blob = await client.get_blob(node.id)
+                        created = blob.created if blob is not None else created
+                if node.id in inventory.foreign:
+                    piece = replace(piece, references=(_FOREIGN,))
+                found.append(UnreferencedPiece(piece, "", created.at, rooted=is_rooted))
+            else:
+                snapshot = _snapshot(inventory, node)
+                piece = replace(piece, key=node.id)
+                found.append(
+                    UnreferencedPiece(
+                        piece, piece.snapshotter, snapshot.created.at, rooted=is_rooted, parent=snapshot.parent
+                    )
+                )
+        return tuple(found)
 
     @property
     def snapshotters(self) -> tuple[str, ...]:

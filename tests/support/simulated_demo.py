@@ -107,9 +107,7 @@ async def _simulated() -> AsyncIterator[Collector]:
                 find_running=lambda _known: (frozenset(), False),
             )
             logs = HostLogs(pod_logs, container_logs, node.clock)
-            removers = RemoverFactory(
-                cri, storage, logs, node.clock, tuple, observer.images.find_unreferenced, bulk=True
-            )
+            removers = RemoverFactory(cri, storage, logs, node.clock, tuple, observer.images.find_unlisted, bulk=True)
             yield Collector(
                 observer,
                 removers,

@@ -105,15 +105,22 @@ def gc_leaks(
     rooted: Annotated[
         bool, typer.Option("--rooted", help="Include items referenced only by containerd.io/gc.root")
     ] = False,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include", metavar="LEASE", help="Delete a lease of another program; 'leases' for all (repeatable)"
+        ),
+    ] = None,
 ) -> None:
-    """List unreferenced blobs and snapshots; --yes deletes them.
+    """List content that no image, container or client uses; --yes deletes it.
 
-    An item is unreferenced if no image, container, lease, or other blob or snapshot refers to it.
+    Leaks are blobs and snapshots without any reference, names of images with missing blobs, and leases of other
+    programs without expiry, which are deleted only with --include.
     """
     from nodeagent.cli.gc import CollectOptions, collect_leaks  # noqa: PLC0415
 
     request = CollectOptions("leaks", config, dry_run, yes, output.value, kept, options.at_endpoint(endpoint), direct)
-    collect_leaks(request, minimum_age=minimum_age, rooted=rooted)
+    collect_leaks(request, minimum_age=minimum_age, rooted=rooted, include=include or ())
 
 
 @gc_app.command("undo", epilog=EPILOG)

@@ -234,9 +234,12 @@ class ControlService:
             cancelled.set()  # ends the walk of a disconnected client, so that the next client does not wait for it
 
     async def leaks(self, request: requests.LeaksRequest) -> str:
-        """Return the unreferenced blobs and snapshots of the runtime."""
+        """Return the leaks of the runtime."""
         minimum_age_s = check_number(request.minimum_age_seconds, _LONGEST_AGE_S, "minimum_age_seconds")
-        return await self._document(lambda agent: gc.list_leaks(agent, minimum_age_s, rooted=request.rooted))
+        include = frozenset(filter(None, request.include.split(",")))
+        return await self._document(
+            lambda agent: gc.list_leaks(agent, minimum_age_s, rooted=request.rooted, include=include)
+        )
 
     async def node_report(self, _: requests.Empty) -> str:
         """Return the report of this node, for a summary of many nodes."""

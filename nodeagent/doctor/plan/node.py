@@ -219,13 +219,15 @@ def check_held_content(held: Iterable[HeldContent], now: datetime) -> Finding:
     if not stuck:
         return Finding.ok("held-content", "no image with missing blobs, and no old lease without expiry")
     largest = max(stuck, key=lambda each: each.size_bytes)
-    kind, command = ("lease", "leases") if largest.kind is ReferenceKind.LEASE else ("image", "images")
+    is_lease = largest.kind is ReferenceKind.LEASE
+    kind, option = ("lease", f" --include {largest.name}") if is_lease else ("image", "")
     more = f" and {len(stuck) - 1} more" if len(stuck) > 1 else ""
     size = format_bytes(sum(each.size_bytes for each in stuck))
     return Finding.warning(
         "held-content",
         f"{size} that no pass frees: {kind} {largest.name} ({largest.detail}){more}",
-        f"ctr -n k8s.io {command} rm {largest.name}, unless its client still needs it; nodeagent du lists all",
+        f"nodeagent gc leaks lists all; nodeagent gc leaks{option} --yes deletes it"
+        + (", unless its client still needs it" if is_lease else ""),
     )
 
 

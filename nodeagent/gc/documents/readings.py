@@ -6,7 +6,7 @@ Documents are created in a thread, since documents of large nodes would delay th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -52,18 +52,15 @@ async def preview_collection(agent: Agent, scope: Scope, patterns: Sequence[str]
     return await _document(scope, preview, agent)
 
 
-async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> PreviewDocument:
-    """Return the preview of a removal of unreferenced blobs and snapshots.
-
-    Args:
-        agent: agent of the node.
-        minimum_age_s: age in seconds below which an item is kept.
-        rooted: whether to include items referenced only by containerd.io/gc.root.
+async def list_leaks(
+    agent: Agent, minimum_age_s: float, *, rooted: bool, include: Collection[str] = ()
+) -> PreviewDocument:
+    """Return the preview of a removal of leaks; the arguments are those of ``plan_leaks``.
 
     Raises:
         NodeAgentError: references cannot be read from the runtime.
     """
-    preview = await agent.find_leaks(minimum_age_s, rooted=rooted)
+    preview = await agent.find_leaks(minimum_age_s, rooted=rooted, include=include)
     return await _document(Scope.LEAKS, preview, agent)
 
 

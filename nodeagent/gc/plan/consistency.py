@@ -18,7 +18,7 @@ from nodeagent.gc.plan.image_users import ImageIndex, bare_id, image_references
 from nodeagent.last_result import keep_last_result
 from nodeagent.model.clock import TRUSTED, ClockTrust, clock_untrusted
 from nodeagent.model.decision import Accounting, Decision, Detail, ItemKind, Plan, Reason, ReasonCode, Verdict
-from nodeagent.model.runtime import PieceKind, UnreferencedPiece
+from nodeagent.model.runtime import HeldContent, PieceKind, ReferenceKind, UnlistedContent, UnreferencedPiece
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -211,28 +211,48 @@ def persistent(first: Collection[Suspicion], second: Sequence[Suspicion]) -> tup
 
 
 _KINDS = {PieceKind.BLOB: ItemKind.BLOB, PieceKind.SNAPSHOT: ItemKind.SNAPSHOT}
+_HOLDERS = {ReferenceKind.LEASE: ItemKind.LEASE, ReferenceKind.UNLISTED_IMAGE: ItemKind.IMAGE_NAME}
+
+ALL_LEASES: Final = "leases"
+"""Name that includes all leases without expiry."""
 
 
-def plan_leaks(
-    found: Sequence[UnreferencedPiece],
+def leak_kind(held: HeldContent) -> ItemKind | None:
+    """Return the kind of a holder that is a leak; ``None`` for other holders."""
+    return _HOLDERS.get(held.kind) if held.is_stuck and held.kind is not None else None
+
+
+def plan_leaks(  # noqa: PLR0913 - one argument for each option
+    found: UnlistedContent,
     now: datetime,
     *,
     minimum_age_s: float,
     rooted: bool,
+    include: Collection[str] = (),
     clock: ClockTrust = TRUSTED,
 ) -> Plan:
-    """Return the plan that deletes unreferenced blobs and snapshots ("pieces").
+    """Return the plan that deletes leaks: content that no image, container or running client uses.
 
-    Pieces younger than the minimum age are kept, since a client may be about to reference them. Pieces of unknown age
-    are kept and, unless ``rooted``, pieces with a ``containerd.io/gc.root`` label. A snapshot is deleted after its
-    child snapshots, and kept if a child is kept. For pieces created before the last jump of the wall clock, the age
-    counts from the jump.
+    Leaks are unreferenced blobs and snapshots, names of images with missing blobs, and leases of other programs without
+    expiry. Items younger than the minimum age are kept, since a client may be about to reference them. Items of unknown
+    age are kept. A snapshot is deleted after its child snapshots, and kept if a child is kept. For items created before
+    the last jump of the wall clock, the age counts from the jump.
+
+    Args:
+        found: content that no listed image references.
+        now: time of the reading.
+        minimum_age_s: minimum age of deleted items in seconds.
+        rooted: whether to delete pieces with a ``containerd.io/gc.root`` label.
+        include: leases to delete, or ``ALL_LEASES``. Without expiry, the lease of a client that is stopped cannot be
+            distinguished from that of a client in use, such as a build cache.
+        clock: trust in the wall clock.
     """
-    reasons = {
-        (each.snapshotter, each.piece.key): _keep_reason(each, now, minimum_age_s, clock, rooted=rooted)
-        for each in found
-    }
-    parents = {(each.snapshotter, each.piece.key): (each.snapshotter, each.parent) for each in found if each.parent}
+    pieces = found.unreferenced
+    reasons: dict[tuple[str, str], Reason | None] = {}
+    for each in pieces:
+        reason = Reason(ReasonCode.GC_ROOT_LABEL) if each.rooted and not rooted else None
+        reasons[each.snapshotter, each.piece.key] = reason or _too_young(each.created_at, now, minimum_age_s, clock)
+    parents = {(each.snapshotter, each.piece.key): (each.snapshotter, each.parent) for each in pieces if each.parent}
     for name, reason in list(reasons.items()):
         parent = parents.get(name) if reason is not None else None
         while parent in reasons:
@@ -245,7 +265,7 @@ def plan_leaks(
             steps, name = steps + 1, parents.get(name)
         return steps
 
-    ordered = sorted(found, key=lambda each: (each.piece.kind is PieceKind.BLOB, -depth(each), each.piece.key))
+    ordered = sorted(pieces, key=lambda each: (each.piece.kind is PieceKind.BLOB, -depth(each), each.piece.key))
     decisions = []
     for each in ordered:
         reason = reasons[each.snapshotter, each.piece.key]
@@ -256,22 +276,37 @@ def plan_leaks(
         decisions.append(
             Decision(_KINDS[each.piece.kind], each.piece.key, piece_name(each), verdict, given, frees, inodes)
         )
+    for held in found.held:
+        kind = leak_kind(held)
+        if kind is not None:
+            keep = _too_young(held.created_at, now, minimum_age_s, clock)
+            if kind is ItemKind.LEASE and not {held.name, ALL_LEASES} & set(include):
+                keep = Reason(ReasonCode.FOREIGN_LEASE, {"lease": held.name})
+            verdict = Verdict.REMOVE if keep is None else Verdict.KEEP
+            given = keep or _stuck(held, now)
+            decisions.append(Decision(kind, held.name, held.name, verdict, given, held.size_bytes, held.inodes))
     decisions.sort(key=lambda decision: decision.verdict is not Verdict.REMOVE)
     return Plan("leaks", now, tuple(decisions), accounting=Accounting.LAYERS)
 
 
-def _keep_reason(
-    each: UnreferencedPiece, now: datetime, minimum_age_s: float, clock: ClockTrust, *, rooted: bool
-) -> Reason | None:
-    if each.rooted and not rooted:
-        return Reason(ReasonCode.GC_ROOT_LABEL)
-    if each.created_at is None:
+def _too_young(created_at: datetime | None, now: datetime, minimum_age_s: float, clock: ClockTrust) -> Reason | None:
+    """Return the reason to keep an item that is younger than the minimum age, or of unknown age."""
+    if created_at is None:
         return Reason(ReasonCode.AGE_UNKNOWN)
-    created_at = max(each.created_at, clock.jumped_at) if clock.jumped_at is not None else each.created_at
-    age_s = (now - created_at).total_seconds()
+    since = max(created_at, clock.jumped_at) if clock.jumped_at is not None else created_at
+    age_s = (now - since).total_seconds()
     if age_s < minimum_age_s:
         return Reason(ReasonCode.CREATED_RECENTLY, {"age_s": max(0.0, age_s), "minimum_s": minimum_age_s})
     return clock_untrusted(clock) if minimum_age_s > 0 else None
+
+
+def _stuck(held: HeldContent, now: datetime) -> Reason:
+    """Return the reason to delete a holder, with the time of creation, by which the remover recognises the holder."""
+    created_at = held.created_at or now
+    details: dict[str, Detail] = {"age_s": (now - created_at).total_seconds(), "created_at": created_at}
+    if held.kind is ReferenceKind.LEASE:
+        return Reason(ReasonCode.LEASE_WITHOUT_EXPIRY, details)
+    return Reason(ReasonCode.IMAGE_INCOMPLETE, {"missing": held.detail, **details})
 
 
 def _age(each: UnreferencedPiece, now: datetime) -> dict[str, Detail]:

@@ -19,13 +19,12 @@ from nodeagent.model.node import Hold, NodeSnapshot, PodImages
 from nodeagent.model.runtime import (
     FsObservation,
     GapCause,
-    HeldContent,
     Image,
     ImageFilesystem,
     ImageRecord,
     ImageUseRecord,
     StorageGraph,
-    UnreferencedPiece,
+    UnlistedContent,
 )
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all
@@ -67,21 +66,17 @@ class ImageObserver:
     _sources: Mapping[str, frozenset[str]] = field(default_factory=dict, init=False)
     filesystems: tuple[ImageFilesystem, ...] | None = field(default=None, init=False)
 
-    async def find_unreferenced(self) -> tuple[UnreferencedPiece, ...]:
-        """Return the unreferenced blobs and snapshots.
+    async def find_unlisted(self, images: Sequence[Image] | None = None) -> UnlistedContent:
+        """Return the stored content that no image in ``images`` references, by default of the images listed now.
 
         Raises:
             ObservationError: the runtime has no records of references, or ``runtime.containerd_api`` is off.
         """
+        if images is None:
+            images = await self.cri.list_images()
         status = await self.cri.status()
         paths, _ = await self.filesystem_reader.reported_paths()
-        return await self.storage.find_unreferenced(snapshotter=status.snapshotter, path=next(iter(paths), "/"))
-
-    async def find_held(self, images: Sequence[Image]) -> tuple[HeldContent, ...]:
-        """Return the stored content that no image in ``images`` references, by holder; empty with CRI alone."""
-        status = await self.cri.status()
-        paths, _ = await self.filesystem_reader.reported_paths()
-        return await self.storage.find_held(images, snapshotter=status.snapshotter, path=next(iter(paths), "/"))
+        return await self.storage.find_unlisted(images, snapshotter=status.snapshotter, path=next(iter(paths), "/"))
 
     async def find_filesystems(self) -> tuple[ImageFilesystem, ...]:
         """Return all image filesystems of a node with several; empty on a node with one.

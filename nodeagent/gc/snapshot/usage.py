@@ -89,7 +89,7 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
     held: tuple[HeldContent, ...] | None = None
     with suppress(NodeAgentError, TimeoutError):
         async with asyncio.timeout(max(_HELD_WITHIN_S, within_s)):  # many snapshots of another namespace take long
-            held = await observer.images.find_held(snapshot.images)
+            held = (await observer.images.find_unlisted(snapshot.images)).held
     writable = {key: Space(size_bytes) for key, size_bytes in snapshot.writable_bytes.items()}
     if snapshot.storage is not None:
         with suppress(RuntimeRequestError):

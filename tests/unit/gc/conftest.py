@@ -131,7 +131,7 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
         HostLogs(pod_logs, container_logs, clock),
         clock,
         options.read_holds,
-        observer.images.find_unreferenced,
+        observer.images.find_unlisted,
         bulk=options.bulk,
         settle_s=options.settle_s,
         read_pod_images=options.read_pod_images,

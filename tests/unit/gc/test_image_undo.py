@@ -248,7 +248,7 @@ async def test_open_window_is_listed_as_a_lease_of_the_agent(rig: Opener) -> Non
         (text,) = await made.recovery.describe()
         assert report.id in text
         assert "for an undo until" in text
-        assert await made.observer.images.find_unreferenced() == ()
+        assert (await made.observer.images.find_unlisted()).unreferenced == ()
 
 
 CRASHES = st.none() | st.tuples(st.sampled_from(CHANGES), st.integers(0, 40), st.booleans())

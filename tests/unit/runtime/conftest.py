@@ -98,6 +98,7 @@ class Store:
     blobs: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     snapshots: dict[str, dict[str, tuple[str, dict[str, str]]]] = field(default_factory=lambda: {"overlayfs": {}})
     containers: dict[str, str] = field(default_factory=dict)
+    container_images: dict[str, str] = field(default_factory=dict)
     leases: dict[str, tuple[dict[str, str], list[tuple[str, str]]]] = field(default_factory=dict)
     expected: list[str] = field(default_factory=list)
     others: dict[str, list[str]] = field(default_factory=dict)
@@ -207,7 +208,8 @@ class _Containers(_Part):
     async def List(self, _request: Message, _context: Context) -> Message:  # noqa: N802
         answer = containers_pb2.ListContainersResponse()
         for name, key in self.store.containers.items():
-            answer.containers.add(id=name, snapshotter="overlayfs", snapshot_key=key)
+            image = self.store.container_images.get(name, "")
+            answer.containers.add(id=name, snapshotter="overlayfs", snapshot_key=key, image=image)
         return answer
 
 

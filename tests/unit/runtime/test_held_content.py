@@ -23,7 +23,7 @@ Held = dict[tuple[ReferenceKind | None, str], str]
 
 async def held(client: ContainerdClient, *, content_path: str = "") -> Held:
     """Return the detail of each holder of content by kind and name."""
-    found = await LayerCache().find_held(client, [A, B], content_path=content_path)
+    found = (await LayerCache().find_unlisted(client, [A, B], content_path=content_path)).held
     assert all(each.size_bytes > 0 or each.is_stuck for each in found)
     return {(each.kind, each.name): each.detail for each in found}
 
@@ -96,10 +96,10 @@ async def test_content_belongs_to_its_first_holder(
 async def test_each_byte_is_counted_once_however_many_objects_keep_it(client: ContainerdClient, store: Store) -> None:
     for change in (_unlisted, _lease, _root, _unreferenced):
         change(store)
-    before = await LayerCache().find_held(client, [A, B])
+    before = (await LayerCache().find_unlisted(client, [A, B])).held
     store.leases["twice"] = ({}, [("content", "old"), ("content", "lost"), ("snapshots/overlayfs", "kept")])
     store.image("d", "base", "c1")
-    after = await LayerCache().find_held(client, [A, B])
+    after = (await LayerCache().find_unlisted(client, [A, B])).held
     own_bytes = sum(each.size_bytes for each in after if each.name in ("d:1", "sha256:d"))
     assert sum(each.size_bytes for each in after) == sum(each.size_bytes for each in before) + own_bytes
 
@@ -124,7 +124,7 @@ async def test_blob_without_a_file_has_no_size(client: ContainerdClient, store: 
     store.leases["pull"] = ({}, [("content", "sha256:lost"), ("content", "sha256:other")])
     (tmp_path / "blobs/sha256").mkdir(parents=True)
     (tmp_path / "blobs/sha256/other").touch()
-    found = await LayerCache().find_held(client, [A, B], content_path=str(tmp_path))
+    found = (await LayerCache().find_unlisted(client, [A, B], content_path=str(tmp_path))).held
     assert {each.name: each.size_bytes for each in found} == {"broken:1": 0, "pull": 1 << 20}
 
 
@@ -137,3 +137,35 @@ async def test_lost_manifest_of_an_image_is_a_missing_blob_also_if_an_index_refe
     (tmp_path / "blobs/sha256").mkdir(parents=True)
     found = await held(client, content_path=str(tmp_path))
     assert found[ReferenceKind.UNLISTED_IMAGE, "broken:1"] == "1 of 1 blobs missing"
+
+
+def _leased_broken(store: Store) -> None:
+    _broken(store)
+    store.leases["again"] = ({"containerd.io/gc.expire": "2100-01-01T00:00:00Z"}, [("content", "m-c")])
+
+
+def _used_broken(store: Store) -> None:
+    _broken(store)
+    store.containers["c"] = ""
+    store.container_images["c"] = "sha256:c"
+
+
+@pytest.mark.parametrize(
+    ("change", "stuck"),
+    [
+        pytest.param(_broken, {("c:1", "sha256:c")}, id="image with a missing blob, all names"),
+        pytest.param(_leased_broken, set(), id="image that is pulled again"),
+        pytest.param(_used_broken, set(), id="image of a container"),
+        pytest.param(_unlisted, set(), id="image that is only not listed"),
+        pytest.param(_lease, {()}, id="lease without expiry"),
+        pytest.param(_expiring_lease, set(), id="lease with expiry"),
+        pytest.param(_undo, set(), id="lease of the agent"),
+        pytest.param(_unreferenced, set(), id="unreferenced blob"),
+    ],
+)
+async def test_only_broken_images_and_foreign_leases_without_expiry_are_stuck(
+    client: ContainerdClient, store: Store, change: Callable[[Store], None], stuck: set[tuple[str, ...]]
+) -> None:
+    change(store)
+    found = (await LayerCache().find_unlisted(client, [A, B])).held
+    assert {each.names for each in found if each.is_stuck} == stuck

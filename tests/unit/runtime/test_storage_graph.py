@@ -292,4 +292,4 @@ async def test_lazily_pulled_image_has_the_snapshots_of_its_remote_snapshotter(
     store.blobs["index"] = (10, {f"{REF}content.ztoc.0": "ztoc"})
     store.blobs["ztoc"] = (10, {})
     assert {"stargz/chain", "index", "ztoc"} <= keys(await LayerCache().build(client, [A]), A)
-    assert await LayerCache().find_unreferenced(client) == ()
+    assert (await LayerCache().find_unlisted(client, [A, B])).unreferenced == ()

@@ -180,7 +180,7 @@ async def test_unreferenced_pieces_have_no_other_reference(client: ContainerdCli
     store.blobs.update({"loose": (10, {}), "elsewhere": (10, {}), "coming": (10, {})})
     store.expected = ["coming"]
     store.snapshots["overlayfs"]["orphan"] = ("base", {})
-    found = await LayerCache().find_unreferenced(client)
+    found = (await LayerCache().find_unlisted(client, [A, B])).unreferenced
     assert {each.piece.key: (each.piece.references, each.rooted) for each in found} == {
         "loose": ((), False),
         "orphan": ((), False),
@@ -269,7 +269,7 @@ async def test_piece_with_a_label_of_unknown_meaning_counts_as_referenced(
     else:
         store.snapshots["overlayfs"]["below"] = ("", {})
         store.snapshots["overlayfs"]["held"] = ("below", labels)
-    found = {each.piece.key for each in await LayerCache().find_unreferenced(client)}
+    found = {each.piece.key for each in (await LayerCache().find_unlisted(client, [A, B])).unreferenced}
     assert found == (set() if label.startswith("ref") else {"l-loose"})
 
 
@@ -291,7 +291,7 @@ async def test_object_named_by_an_unknown_label_of_an_image_belongs_to_the_image
     store.snapshots["overlayfs"]["erofs"] = ("", {})
     store.image_labels["a:1"] = {f"{GC}ref.toc.0": "estargz-toc", f"{GC}ref.mount": "erofs"}
     assert {"estargz-toc", "erofs"} <= keys(await LayerCache().build(client, [A]), A)
-    assert await LayerCache().find_unreferenced(client) == ()
+    assert (await LayerCache().find_unlisted(client, [A, B])).unreferenced == ()
 
 
 @pytest.mark.parametrize(
@@ -307,5 +307,5 @@ async def test_expired_lease_with_a_label_of_unknown_meaning_is_valid(
 ) -> None:
     store.blobs["leased"] = (10, {})
     store.leases["l"] = (labels, [("content", "leased")])
-    found = {each.piece.key for each in await LayerCache().find_unreferenced(client)}
+    found = {each.piece.key for each in (await LayerCache().find_unlisted(client, [A, B])).unreferenced}
     assert found == (set() if valid else {"leased"})

@@ -11,7 +11,7 @@ from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.planner import plan_all, plan_containers
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
 from nodeagent.model.clock import ClockTrust
-from nodeagent.model.runtime import PieceKind, StoredPiece, UnreferencedPiece
+from nodeagent.model.runtime import PieceKind, StoredPiece, UnlistedContent, UnreferencedPiece
 from nodeagent.record import replace
 from tests.unit.builders import (
     DAY_S,
@@ -107,4 +107,6 @@ def test_images_are_removed_by_threshold_in_least_recently_used_order_in_the_gra
 )
 def test_unreferenced_piece_is_at_most_as_old_as_the_last_jump(clock: ClockTrust, code: str) -> None:
     found = UnreferencedPiece(StoredPiece("x", PieceKind.BLOB, 1, 1), "", ago(10 * DAY_S), rooted=False)
-    assert codes(plan_leaks([found], NOW, minimum_age_s=3600, rooted=False, clock=clock)) == {"x": code}
+    assert codes(
+        plan_leaks(UnlistedContent(unreferenced=(found,)), NOW, minimum_age_s=3600, rooted=False, clock=clock)
+    ) == {"x": code}

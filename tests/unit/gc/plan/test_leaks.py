@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, strategies as st
 
-from nodeagent.gc.plan.consistency import plan_leaks
-from nodeagent.model.runtime import PieceKind, ReferenceKind, StoredPiece, UnreferencedPiece
+from nodeagent.gc.plan import consistency
+from nodeagent.gc.plan.consistency import ALL_LEASES
+from nodeagent.model.runtime import (
+    HeldContent,
+    PieceKind,
+    ReferenceKind,
+    StoredPiece,
+    UnlistedContent,
+    UnreferencedPiece,
+)
 from tests.unit.builders import DAY_S, NOW, ago, codes, removed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from nodeagent.model.decision import Plan
+
+
+def plan_leaks(found: Sequence[UnreferencedPiece], now: datetime, *, minimum_age_s: float, rooted: bool) -> Plan:
+    content = UnlistedContent(unreferenced=tuple(found))
+    return consistency.plan_leaks(content, now, minimum_age_s=minimum_age_s, rooted=rooted)
 
 
 def blob(
@@ -73,3 +94,46 @@ def test_no_snapshot_is_removed_before_its_children(shape: list[tuple[int, float
         children = {each.piece.key for each in found if each.parent == key}
         assert children <= removed_keys
         removed_keys.add(key)
+
+
+def lease(name: str, age_s: float | None = 2 * DAY_S, *, is_stuck: bool = True) -> HeldContent:
+    created_at = None if age_s is None else ago(age_s)
+    return HeldContent(ReferenceKind.LEASE, name, 300, created_at, "no expiry", is_stuck, 3)
+
+
+def image_name(name: str, age_s: float = 2 * DAY_S, *, is_stuck: bool = True) -> HeldContent:
+    detail = "1 of 3 blobs missing"
+    return HeldContent(
+        ReferenceKind.UNLISTED_IMAGE, name, 400, ago(age_s), detail, is_stuck, 4, (name,), "sha256:target"
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "include", "code"),
+    [
+        pytest.param(lease("old"), (), "foreign-lease", id="lease of another program"),
+        pytest.param(lease("old"), ("other",), "foreign-lease", id="another lease included"),
+        pytest.param(lease("old"), ("old",), "lease-without-expiry", id="lease included"),
+        pytest.param(lease("old"), (ALL_LEASES,), "lease-without-expiry", id="all leases included"),
+        pytest.param(lease("old", 60), ("old",), "created-recently", id="new lease"),
+        pytest.param(lease("old", None), ("old",), "age-unknown", id="lease of unknown age"),
+        pytest.param(lease("old", is_stuck=False), ("old",), None, id="lease with expiry"),
+        pytest.param(image_name("r/x:1"), (), "image-incomplete", id="image with missing blobs"),
+        pytest.param(image_name("r/x:1", 60), (), "created-recently", id="new image name"),
+        pytest.param(image_name("r/x:1", is_stuck=False), (), None, id="image that is only not listed"),
+    ],
+)
+def test_holder_has_the_reason_code_of_its_kind_and_age(
+    held: HeldContent, include: tuple[str, ...], code: str | None
+) -> None:
+    plan = consistency.plan_leaks(UnlistedContent((held,)), NOW, minimum_age_s=DAY_S, rooted=False, include=include)
+    assert codes(plan) == ({} if code is None else {held.name: code})
+    is_removed = code in {"lease-without-expiry", "image-incomplete"}
+    assert [(each.id, each.frees_bytes, each.frees_inodes) for each in plan.removals] == (
+        [(held.name, held.size_bytes, held.inodes)] if is_removed else []
+    )
+
+
+def test_reason_of_a_kept_lease_names_the_option_that_deletes_it() -> None:
+    (kept,) = consistency.plan_leaks(UnlistedContent((lease("a b"),)), NOW, minimum_age_s=0, rooted=False).decisions
+    assert kept.reason.sentence == "lease of another program, without expiry; deleted only with --include a b"
