@@ -112,7 +112,10 @@ class StorageBackend:
         return ()
 
     async def read_writable(self) -> dict[str, Space]:
-        """Return the usage of the writable layer by container id, sandboxes included; empty for CRI alone."""
+        """Return the usage of the writable layer by container id, sandboxes included; empty for CRI alone.
+
+        Layers that the snapshotter cannot measure are omitted, such as layers with paths longer than ``PATH_MAX``.
+        """
         return {}
 
     async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
@@ -306,17 +309,14 @@ class ContainerdStorage(StorageBackend):
         return await self._client.list_containers()
 
     async def read_writable(self) -> dict[str, Space]:
-        """Return the usage of the writable layer by container id; 0 if the snapshotter fails."""
+        """Return the usage of the writable layer by container id; layers that cannot be measured are omitted."""
         stored = [each for each in await self._client.list_containers() if each.snapshotter and each.snapshot_key]
-
-        async def usage(each: StoredContainer) -> Space:
-            with suppress(RuntimeRequestError):
-                used = await self._client.snapshot_usage(each.snapshotter, each.snapshot_key)
-                return Space(*used) if self._cache is None else self._cache.space_of(each.snapshotter, used)
-            return Space()
-
-        sizes = await run_bounded(usage, stored)
-        return {each.id: size for each, size in zip(stored, sizes, strict=True)}
+        found = await run_bounded(lambda each: self.measure_layer(each.snapshotter, each.snapshot_key), stored)
+        return {
+            each.id: Space(*used) if self._cache is None else self._cache.space_of(each.snapshotter, used)
+            for each, used in zip(stored, found, strict=True)
+            if used is not None
+        }
 
     async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
         """Return the usage of a snapshot, measured by this call; ``None`` if the snapshotter fails."""

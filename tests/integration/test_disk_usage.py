@@ -9,19 +9,19 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from tests.support import images
+from tests.support import images, reclaim
 from tests.support.containerd import LoopFs
 from tests.support.images import File, Image, Layer
-from tests.support.planted_store import KIB, MIB, ORDER, WITHOUT_COLLECTION, Expected, PlantedStore
+from tests.support.planted_store import KIB, MIB, ORDER, WITHOUT_COLLECTION, Expected, PlantedPod, PlantedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tests.integration.conftest import ContainerdFactory
     from tests.support.containerd import Containerd
@@ -145,3 +145,80 @@ def test_full_disk_of_a_stopped_runtime_is_read_from_its_directories(containerd:
     assert sum(shares.values()) == used
     before = {each["part"]: each["bytes"] for each in full["shares"]}
     assert shares["unexplained"] <= before["unexplained"] + found["imagefs"]["capacity_bytes"] // 100
+
+
+POD_IMAGE = f"{REGISTRY}/pod:v1"
+POD_SCRIPTS = {
+    "plain": "dd if=/dev/zero of=/data/own bs=1k count=900",
+    "hidden": """mkdir /links && cd /links && seq 500 | xargs touch && cp -al /links /copy
+        name=$(printf 'd%.0s' $(seq 200)); cd /; for level in $(seq 30); do mkdir $name && cd -P $name; done
+        dd if=/dev/zero of=data bs=1k count=700; cd -P /; mkfifo /fifo; ln -s /proc/1/root /outside""",
+    "sparse": "dd if=/dev/zero of=/sparse bs=1k seek=900000 count=300; ln /sparse /again; ln -s /sparse /soft",
+    "moved": """mv /layer/moved /moved; chmod 600 /layer/copied; cp -a /layer/tree /tree; rm -r /layer/tree
+        mkdir /layer/tree; dd if=/dev/zero of=/layer/tree/new bs=1k count=200; rm /layer/gone""",
+    "other-users": "dd if=/dev/zero of=/data/own bs=1k count=400; chown -R 165536:165536 /data; chmod -R go-rwx /data",
+    "deleted": """exec 3>/gone 4>/cache/gone; dd if=/dev/zero bs=1k count=800 >&3; dd if=/dev/zero bs=1k count=500 >&4
+        rm /gone /cache/gone; dd if=/dev/zero of=/data/own bs=1k count=300""",
+    "declared": "dd if=/dev/zero of=/declared/data bs=1k count=600",
+    "of-sandbox": """dd if=/dev/zero of=/etc/resolv.conf bs=1k count=1500
+        dd if=/dev/zero of=/etc/hostname bs=1k count=1600""",
+    "volume": """dd if=/dev/zero of=/cache/data bs=1k count=700; ln /cache/data /cache/again; mkdir -p /cache/a/b
+        seq 300 | sed 's,^,/cache/a/b/,' | xargs touch; dd if=/dev/zero of=/cache/sparse bs=1k seek=90000 count=100""",
+    "logs": "yes $(seq 60) | head -c 700000",
+}
+"""Scripts of pods, which write to their writable layer, volumes and logs, by the name of the pod.
+
+The image has the directory ``/layer`` in a layer, and the volume ``/declared``.
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_use_the_same_bytes_in_du_and_in_the_eviction_order(
+    containerd_factory: ContainerdFactory, kind: Literal["ext4", "xfs"]
+) -> None:
+    layer = ("moved", "copied", "gone", "tree/0", "tree/1")
+    image = images.image(
+        POD_IMAGE,
+        layers=[Layer((File("data/own", 1), *(File(f"layer/{each}", 250 * KIB) for each in layer)))],
+        volumes=["/declared"],
+    )
+    with closing(PlantedStore(containerd_factory(imagefs=LoopFs(500, kind)), 0)) as store:
+        store.containerd.import_images(images.write_oci(store.containerd.base / "pod.tar", image))
+        pods = {name: store.run_pod(name, POD_IMAGE, [script]) for name, script in POD_SCRIPTS.items()}
+        write = "dd if=/dev/zero of=/cache/{0} bs=1k count=400; dd if=/dev/zero of=/data/own bs=1k count={0}"
+        pods["shared"] = store.run_pod("shared", POD_IMAGE, [write.format(200), write.format(300)])
+        pods["restarted"] = store.run_pod("restarted", POD_IMAGE, [write.format(200), write.format(500)])
+        store.pods.stop(pods["restarted"].containers[0])
+        os.sync()
+        if _differences(store, pods):  # containerd measures layers in another mount namespace every 10 s
+            with suppress(TimeoutError):
+                reclaim.poll("equal sizes", lambda: not _differences(store, pods), timeout_s=20, interval_s=1)
+            assert not _differences(store, pods)
+
+
+def _differences(store: PlantedStore, pods: Mapping[str, PlantedPod]) -> list[str]:
+    """Return the pods with other writable bytes, logs or volumes in ``du`` than in ``top``."""
+    parts = {"writable-layers-running", "writable-layers-dead", "pod-logs", "pod-volumes"}
+    shares = [each for each in store.run("du --details")["shares"] if each["part"] in parts]
+    members = [(each["name"], each["bytes"]) for share in shares for each in share["largest"]]
+    unnamed = sum(share["bytes"] for share in shares) - sum(size for _, size in members)
+    assert unnamed <= SLACK_BYTES * len(pods), "only layers of sandboxes are not named"
+    found = []
+    used = store.run("top --once")["pods"]["pods"]
+    assert {each["name"] for each in used} == pods.keys()
+    for of_pod in used:
+        name, pod = of_pod["name"], pods[of_pod["name"]]
+        directories = [f"/containers/{each.id}/" for each in pod.containers] + [f"/sandboxes/{pod.sandbox.id}/"]
+        names = {
+            "writable": [f"default/{name}/", *directories],
+            "logs": [f"{store.log_path}/default_{name}_"],
+            "volumes": [f"/var/lib/kubelet/pods/{pod.sandbox.uid}"],
+        }
+        for part, own in names.items():
+            size_bytes = sum(size for member, size in members if any(word in member for word in own))
+            expected = of_pod[f"{part}_bytes"]
+            if expected is None:  # containerd measures no path longer than PATH_MAX
+                assert (name, all(each["complete"] for each in shares)) == ("hidden", False)
+            elif size_bytes != pytest.approx(expected, abs=SLACK_BYTES):
+                found.append(f"{name} {part}: {size_bytes} in du, {expected} in top")
+    return found

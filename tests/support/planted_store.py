@@ -30,7 +30,7 @@ from tests.support import images, reclaim
 
 if TYPE_CHECKING:
     from tests.support.containerd import Containerd
-    from tests.support.pods import Container
+    from tests.support.pods import Container, Sandbox
 
 KIB, MIB = 1 << 10, 1 << 20
 WITHOUT_COLLECTION = """
@@ -98,6 +98,15 @@ def tree_bytes(root: Path) -> int:
 
 
 @dataclass
+class PlantedPod:
+    """A pod with its emptyDir, which is ``/cache`` in its containers."""
+
+    sandbox: Sandbox
+    volume: Path
+    containers: list[Container] = field(default_factory=list)
+
+
+@dataclass
 class PlantedStore:
     """Random content on the filesystem of a containerd that does not collect garbage by itself."""
 
@@ -133,9 +142,9 @@ class PlantedStore:
         self._plant_images()
         tags = sorted(self._images.keys() - {images.PAUSE})[:3]
         for number in range(self.dice.randint(2, 4)):
-            self._run_pod(f"web-{number}", self.dice.choice(tags), ends=False)
+            self._plant_pod(f"web-{number}", self.dice.choice(tags), ends=False)
         for number in range(self.dice.randint(1, 2)):
-            self._run_pod(f"job-{number}", self.dice.choice(tags), ends=True)
+            self._plant_pod(f"job-{number}", self.dice.choice(tags), ends=True)
         self._remove_image_in_use()
         self._plant_host_files()
         self._plant_deleted_files()
@@ -277,19 +286,38 @@ socket = ""
 
     # ---- pods
 
-    def _run_pod(self, name: str, tag: str, *, ends: bool) -> None:
-        """Run a pod that writes to its writable layer, its log, its volume, and deleted files that stay open."""
+    def run_pod(self, name: str, tag: str, scripts: Iterable[str], *, ends: bool = False) -> PlantedPod:
+        """Run a pod with an emptyDir and a container per script; return it when all scripts have finished.
+
+        The containers of a pod that does not end sleep until SIGTERM.
+        """
         uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{self.seed} {name}"))
-        self._in_use.add(tag)
         volume = self.kubelet / "pods" / uid / _EMPTY_DIR
         volume.mkdir(parents=True)
         parent = f"{self.pods.cgroup_parent}/kubepods/burstable/pod{uid}"
-        sandbox = self.pods.run_sandbox(name, uid=uid, cgroup_parent=parent)
+        pod = PlantedPod(self.pods.run_sandbox(name, uid=uid, cgroup_parent=parent), volume)
+        last = "exit 0" if ends else "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done"
+        for number, script in enumerate(scripts):
+            done = f"done-{name}-{number}"
+            command = ["sh", "-c", f"set -e\n{script}\nsync\ntouch /{done}\n{last}"]
+            own = "main" if not number else f"side-{number}"
+            pod.containers.append(self.pods.create_container(pod.sandbox, own, tag, command, mounts={volume: "/cache"}))
+            self.pods.start(pod.containers[-1])
+            layers = (self.root / _SNAPSHOTTER / "snapshots").glob
+            reclaim.poll(f"{own} of {name} finished", lambda: any(layers(f"*/fs/{done}")), timeout_s=60)  # noqa: B023
+        if ends:
+            for each in pod.containers:
+                self.pods.wait_exited(each)
+            self.pods.stop_sandbox(pod.sandbox)
+        return pod
+
+    def _plant_pod(self, name: str, tag: str, *, ends: bool) -> None:
+        """Run a pod that writes to its writable layer, its log, its volume, and deleted files that stay open."""
+        self._in_use.add(tag)
         lower = next(each for each in self._images[tag] if each.startswith(f"{_CRI} layer data/own")).split()[-1]
         written, logged, gone, gone_in_volume, declared = (self._size() for _ in range(5))
         of_sandbox = self.dice.choice((0, MIB + self._size()))
         script = f"""
-        set -e
         head -c {written} /dev/urandom > /planted-{name}
         ln /planted-{name} /linked-{name}
         dd if=/dev/zero of=/sparse bs=1k seek=90000 count=8 2>/dev/null
@@ -300,29 +328,22 @@ socket = ""
         head -c {declared} /dev/urandom > /declared/data
         head -c {of_sandbox} /dev/urandom >> /etc/resolv.conf
         yes $(seq 60) | head -c {logged}
-        sync
-        touch /done-{name}
-        {"exit 0" if ends else "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done"}
         """
-        container = self.pods.create_container(sandbox, "main", tag, ["sh", "-c", script], mounts={volume: "/cache"})
-        self.pods.start(container)
-        done = (self.root / _SNAPSHOTTER / "snapshots").glob
-        reclaim.poll(f"command of {name} finished", lambda: bool(list(done(f"*/fs/done-{name}"))), timeout_s=60)
-        state = "dead" if ends else "running"
-        if ends:
-            self.pods.wait_exited(container)
-            self.pods.stop_sandbox(sandbox)
-        else:
+        pod = self.run_pod(name, tag, [script], ends=ends)
+        (container,) = pod.containers
+        if not ends:
             pid = self._init_pid(container)
             for descriptor in (3, 4):
                 self._claim("deleted-files", f"default/{name} (", _open_bytes(f"/proc/{pid}/fd/{descriptor}"))
+        state = "dead" if ends else "running"
         self._claim(f"writable-layers-{state}", f"default/{name}/main", partial(self._layer_bytes, f"planted-{name}"))
         self._claim_files_of_runtime(container, of_sandbox)
-        self._fill_volume(volume)
-        self._claim("pod-volumes", f"/var/lib/kubelet/pods/{uid}", lambda: tree_bytes(self.kubelet / "pods" / uid))
-        directory = self.logs / f"default_{name}_{uid}"
-        (directory / "main/0.log.20260101-000000").write_bytes(self.dice.randbytes(self._size()))
-        self._claim("pod-logs", str(self.log_path / directory.name), lambda: tree_bytes(directory))
+        self._fill_volume(pod.volume)
+        directory = self.kubelet / "pods" / pod.sandbox.uid
+        self._claim("pod-volumes", f"/var/lib/kubelet/pods/{directory.name}", partial(tree_bytes, directory))
+        logs = self.logs / f"default_{name}_{pod.sandbox.uid}"
+        (logs / "main/0.log.20260101-000000").write_bytes(self.dice.randbytes(self._size()))
+        self._claim("pod-logs", str(self.log_path / logs.name), partial(tree_bytes, logs))
 
     def _claim_files_of_runtime(self, container: Container, of_sandbox: int) -> None:
         """Expect the files of a pod in directories of the runtime: volumes declared by images, files of sandboxes."""
@@ -339,7 +360,7 @@ socket = ""
         tag, layers = f"{_REGISTRY}/removed:v1", [images.blob("own-removed", self._size())]
         pieces = self._import(tag, layers, _CRI)
         self._images[tag] = pieces
-        self._run_pod("removed", tag, ends=True)
+        self._plant_pod("removed", tag, ends=True)
         del self._images[tag]
         names = self.containerd.ctr("images", "ls", "-q").split()
         config = pieces[1].removeprefix("blob ")

@@ -5,7 +5,7 @@ The last category is the part that no reading explains, such as the filesystem's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -91,6 +91,7 @@ class MeasuredUsage(Record):
     Attributes:
         held: stored content that no listed image references, by holder; ``None`` if not measured.
         writable: usage of the writable layer by container or sandbox id; ``None`` if not measured.
+        incomplete_layers: ids of containers whose writable layer was read in part.
         logs: log directories of pods on the image filesystem, and large files in these directories.
         volumes: pod volume directories on the image filesystem, and large files in these directories.
         metadata: the runtime's own directories and files, other than images and layers.
@@ -104,6 +105,7 @@ class MeasuredUsage(Record):
 
     held: Sequence[HeldContent] | None = ()
     writable: Mapping[str, Space] | None = None
+    incomplete_layers: Collection[str] = ()
     logs: Sequence[MeasuredTree] = ()
     volumes: Sequence[MeasuredTree] = ()
     metadata: Sequence[MeasuredTree] = ()
@@ -181,7 +183,7 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
         else _image_shares_by_size(snapshot, users.images)
     )
     shares = _with_held(shares, measured.held or (), snapshot)
-    shares += _writable_shares(snapshot, measured.writable or {})
+    shares += _writable_shares(snapshot, measured.writable or {}, measured.incomplete_layers)
     pods = _pods_by_key(snapshot)
     if measured.runtime_data is not None:
         shares = [_of_trees(UsageCategory.RUNTIME_DATA, [measured.runtime_data])]
@@ -287,7 +289,11 @@ def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> lis
     return shares
 
 
-def _writable_shares(snapshot: NodeSnapshot, writable: Mapping[str, Space]) -> list[Share]:
+def _writable_shares(snapshot: NodeSnapshot, writable: Mapping[str, Space], incomplete: Collection[str]) -> list[Share]:
+    """Return the usage of the writable layers of running and of dead containers, with their sandboxes.
+
+    A share is a lower bound if a layer was read in part, or not at all although containerd has its snapshot.
+    """
     owners = _owners(snapshot)
     running = {each.id for each in snapshot.containers if each.state in _MAYBE_RUNNING}
     running |= {each.id for each in snapshot.sandboxes if each.ready}
@@ -296,9 +302,10 @@ def _writable_shares(snapshot: NodeSnapshot, writable: Mapping[str, Space]) -> l
         name, pod = owners.get(container_id, (container_id[:12], ""))
         runs = container_id in running or container_id not in owners  # a container that CRI does not list
         members[runs].append(Member(name, *space, pod=pod))
+    unknown = {*incomplete, *(owners.keys() - writable.keys() if snapshot.storage is not None else ())}
     return [
-        _of_members(UsageCategory.WRITABLE_RUNNING, members[True]),
-        _of_members(UsageCategory.WRITABLE_DEAD, members[False]),
+        replace(_of_members(UsageCategory.WRITABLE_RUNNING, members[True]), exact=unknown.isdisjoint(running)),
+        replace(_of_members(UsageCategory.WRITABLE_DEAD, members[False]), exact=unknown <= running),
     ]
 
 

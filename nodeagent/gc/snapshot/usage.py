@@ -27,6 +27,7 @@ from nodeagent.host.filesystems import (
     read_reserved_bytes,
 )
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
+from nodeagent.host.pod_disk import find_upper_directories
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
 from nodeagent.model.runtime import PieceKind, Space, StorageGraph, total_space
 from nodeagent.pods.plan.facts import sandbox_name
@@ -218,6 +219,7 @@ def _walk(
 ) -> MeasuredUsage:
     """Return the measurements, completed by the directories on the image filesystem and deleted files."""
     top = mount_point(filesystem.path)
+    deleted, unread = read_deleted_files({_device_of(top)}, limit.deadline_s)  # before the walks use up the time
     mounts = FilesystemMounts(top)
     readers = _Readers(filesystem, mounts.others, limit)
     logs, volumes = readers.measure_each(pod_log_root), readers.measure_each(POD_VOLUMES)
@@ -234,9 +236,13 @@ def _walk(
     host = Tree(top)
     if runtime.data is None or not Path(top).is_relative_to(runtime.data):  # otherwise it is measured as a whole
         largest, host = readers.of(top).largest(top, [mounts.path_below_top(each) for each in known], LARGEST)
-    deleted, unread = read_deleted_files({_device_of(top)}, limit.deadline_s)
+    writable = measured.writable or {}
+    unmeasured = runtime.pods.keys() - writable.keys()  # containerd measures no path longer than PATH_MAX
+    layers = {key: readers.measure(upper) for key, upper in find_upper_directories(unmeasured).items()}
     return replace(
         measured,
+        writable={**writable, **{key: Space(tree.size_bytes, tree.inodes) for key, tree in layers.items()}},
+        incomplete_layers=frozenset(key for key, tree in layers.items() if not tree.complete),
         logs=tuple(_measured_tree(part) for tree in logs for part in tree.without_large_files()),
         volumes=tuple(_measured_tree(part) for tree in volumes for part in tree.without_large_files()),
         metadata=tuple(map(_measured_tree, metadata)),

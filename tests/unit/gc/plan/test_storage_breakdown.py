@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from nodeagent.gc.plan.breakdown import MeasuredTree, MeasuredUsage, Member, UsageCategory, break_down, sharing_tree
 from nodeagent.model.runtime import ContainerState, HeldContent, ReferenceKind, Space
 from tests.unit.builders import MIB, NOW, container, filesystem, graph, image, piece, sandbox, snapshot, used
@@ -123,6 +127,32 @@ def test_deleted_files_are_a_lower_bound_with_a_warning_if_processes_could_not_b
     (share,) = [each for each in found.shares if each.part is UsageCategory.DELETED_FILES]
     assert (share.size_bytes, share.exact) == (0, False)
     assert not break_down(snapshot(image_filesystem=fs), fs, MeasuredUsage()).warnings
+
+
+@pytest.mark.parametrize(
+    ("measured", "lower_bounds"),
+    [
+        ({"writable": {"run": Space(MIB), "dead": Space(MIB)}}, set()),
+        ({"writable": {"dead": Space(MIB)}}, {UsageCategory.WRITABLE_RUNNING}),
+        ({"writable": {"run": Space(MIB)}}, {UsageCategory.WRITABLE_DEAD}),
+        (
+            {"writable": {"run": Space(MIB), "dead": Space(MIB)}, "incomplete_layers": {"run"}},
+            {UsageCategory.WRITABLE_RUNNING},
+        ),
+    ],
+    ids=["measured", "running-unmeasured", "dead-unmeasured", "running-in-part"],
+)
+def test_writable_layers_are_a_lower_bound_if_one_was_not_measured_completely(
+    measured: dict[str, Any], lower_bounds: set[UsageCategory]
+) -> None:
+    fs = filesystem(60)
+    observed = snapshot(
+        containers=(container("run", state=ContainerState.RUNNING), container("dead")),
+        storage=graph([], {}),
+        image_filesystem=fs,
+    )
+    found = break_down(observed, fs, MeasuredUsage(**measured))
+    assert {share.part for share in found.shares if not share.exact} - {UsageCategory.UNEXPLAINED} == lower_bounds
 
 
 def test_images_are_grouped_by_common_layers() -> None:
