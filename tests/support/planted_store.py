@@ -272,10 +272,14 @@ socket = ""
     def _blob(self, digest: str) -> Path:
         return self.root / _CONTENT / "blobs/sha256" / digest.removeprefix("sha256:")
 
-    def _layer_bytes(self, marker: str) -> int:
-        """Return the size of the layer with a file; the layers of several namespaces are equal."""
+    def _layer_bytes(self, marker: str, *, is_writable: bool = False) -> int:
+        """Return the size of the layer with a file; the layers of several namespaces are equal.
+
+        containerd creates further directories for a layer, which it does not count, and removes with an image.
+        """
         found = (self.root / _SNAPSHOTTER / "snapshots").glob(f"*/fs/{marker}")
-        return tree_bytes(next(each.parents[marker.count("/")] for each in found if each.is_file()))  # no whiteout
+        upper = next(each.parents[marker.count("/")] for each in found if each.is_file())  # not a whiteout
+        return tree_bytes(upper if is_writable else upper.parent)
 
     def _lose_blobs(self) -> None:
         """Delete files of unused images, as a restored backup may lack them."""
@@ -336,7 +340,11 @@ socket = ""
             for descriptor in (3, 4):
                 self._claim("deleted-files", f"default/{name} (", _open_bytes(f"/proc/{pid}/fd/{descriptor}"))
         state = "dead" if ends else "running"
-        self._claim(f"writable-layers-{state}", f"default/{name}/main", partial(self._layer_bytes, f"planted-{name}"))
+        self._claim(
+            f"writable-layers-{state}",
+            f"default/{name}/main",
+            partial(self._layer_bytes, f"planted-{name}", is_writable=True),
+        )
         self._claim_files_of_runtime(container, of_sandbox)
         self._fill_volume(pod.volume)
         directory = self.kubelet / "pods" / pod.sandbox.uid
@@ -480,7 +488,7 @@ socket = ""
         await client.add_lease_resource(lease, LeasedResource(key, "snapshots/overlayfs"))
         (directory,) = set(snapshots.iterdir()) - before
         (directory / "fs/data").write_bytes(self.dice.randbytes(self._size()))
-        return lambda: tree_bytes(directory / "fs")
+        return lambda: tree_bytes(directory)
 
     def _start_download(self, ref: str, namespace: str) -> None:
         """Write the first part of a blob that is not committed."""
