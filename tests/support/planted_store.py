@@ -272,14 +272,14 @@ socket = ""
     def _blob(self, digest: str) -> Path:
         return self.root / _CONTENT / "blobs/sha256" / digest.removeprefix("sha256:")
 
-    def _layer_bytes(self, marker: str, *, is_writable: bool = False) -> int:
+    def _layer_bytes(self, marker: str) -> int:
         """Return the size of the layer with a file; the layers of several namespaces are equal.
 
-        containerd creates further directories for a layer, which it does not count, and removes with an image.
+        containerd creates further directories for a layer, and does not count them.
         """
         found = (self.root / _SNAPSHOTTER / "snapshots").glob(f"*/fs/{marker}")
-        upper = next(each.parents[marker.count("/")] for each in found if each.is_file())  # not a whiteout
-        return tree_bytes(upper if is_writable else upper.parent)
+        layer = next(each.parents[marker.count("/") + 1] for each in found if each.is_file())  # not a whiteout
+        return tree_bytes(layer)
 
     def _lose_blobs(self) -> None:
         """Delete files of unused images, as a restored backup may lack them."""
@@ -343,7 +343,7 @@ socket = ""
         self._claim(
             f"writable-layers-{state}",
             f"default/{name}/main",
-            partial(self._layer_bytes, f"planted-{name}", is_writable=True),
+            partial(self._layer_bytes, f"planted-{name}"),
         )
         self._claim_files_of_runtime(container, of_sandbox)
         self._fill_volume(pod.volume)
