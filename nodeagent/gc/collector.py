@@ -34,7 +34,7 @@ MAX_ROUNDS = 5
 EVICTION_TRIGGER = "eviction"
 """Trigger of passes for an exceeded eviction threshold, which wait less for container creations in progress."""
 
-_FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.IRREPLACEABLE_LAST})
+_FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.UNTAGGED_FIRST, ReasonCode.IRREPLACEABLE_LAST})
 
 
 class Collector(Record):

@@ -98,6 +98,14 @@ class ImageGCSection(Section):
         form("list; each HOST or HOST:PORT, * matches any text"),
         about("Registries from which no image can be pulled on this node."),
     ] = ()
+    untagged_first: Annotated[
+        Switch,
+        about(
+            "Remove images without a tag, such as those whose tag was moved to another image, before all images with a "
+            "tag, and least recently used first in both groups. An image pulled by digest has no tag either. Images "
+            "that cannot be pulled again remain last. The switch changes the order only."
+        ),
+    ] = False
     undo_window: Annotated[
         Duration,
         about(
@@ -171,6 +179,7 @@ def gc_policy(images: ImageGCSection, containers: ContainerGCSection, protect: P
             minimum_gain_bytes=parse_bytes(images.minimum_gain),
             max_images_per_pass=images.max_images_per_pass,
             max_bytes_per_pass=parse_bytes(images.max_bytes_per_pass),
+            untagged_first=images.untagged_first,
             protection=ProtectionPolicy(
                 rules=tuple(parse_rule(rule) for rule in protect.images),
                 keep_last_n_tags_per_repository=protect.keep_last_n_tags_per_repository,

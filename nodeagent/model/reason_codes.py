@@ -13,6 +13,7 @@ class ReasonCode(StrEnum):
     # images: removed
     LEAST_RECENTLY_USED = "least-recently-used"
     UNUSED_TOO_LONG = "unused-too-long"
+    UNTAGGED_FIRST = "untagged-first"
     ALL_UNUSED = "all-unused"
     EVICTION_THRESHOLD_MET = "eviction-threshold-met"
     IRREPLACEABLE_LAST = "irreplaceable-last"
@@ -136,6 +137,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.UNUSED_TOO_LONG: (
         "no use observed for {unused_s}, more than the maximum of {maximum_s}; observed since {observed_since_at}"
     ),
+    ReasonCode.UNTAGGED_FIRST: ("no tag, removed before all images with a tag; imagefs{on} {usage}"),
     ReasonCode.ALL_UNUSED: "unused; removed at any usage of imagefs",
     ReasonCode.EVICTION_THRESHOLD_MET: "unused; removed to clear an eviction threshold",
     ReasonCode.IRREPLACEABLE_LAST: "cannot be pulled again: {how}; removed last, as no other image frees enough",
@@ -164,7 +166,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.THRESHOLD_DISABLED: "threshold collection disabled (high threshold 100%)",
     ReasonCode.AGE_NOT_OBSERVED: "not removed by age: {detail}, maximum {maximum_s}",
     ReasonCode.CLOCK_UNTRUSTED: "no removal by age before {eligible_at}: {detail}",
-    ReasonCode.ENOUGH_FREED: "images used less recently free enough",
+    ReasonCode.ENOUGH_FREED: "images before it in order free enough",
     ReasonCode.COLLECTION_PENDING: (
         "{pending_bytes} of unreferenced content, not collected by the runtime yet, free enough"
     ),

@@ -167,6 +167,7 @@ def image_policies(draw: st.DrawFn, *, limits: bool = True, gain: bool = True) -
         minimum_gain_bytes=draw(st.sampled_from([0, 0, 30 * MIB])) if gain else 0,
         max_images_per_pass=draw(st.sampled_from([0, 0, 1, 3])) if limits else 0,
         max_bytes_per_pass=draw(st.sampled_from([0, 0, 100 * MIB])) if limits else 0,
+        untagged_first=draw(st.booleans()),
         protection=ProtectionPolicy(rules, draw(st.sampled_from([0, 0, 1, 2]))),
     )
 

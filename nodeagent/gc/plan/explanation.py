@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.gc.plan.image_protection import Irreplaceable, describe_origins, irreplaceable_images, keep_reasons
 from nodeagent.gc.plan.image_targets import ledger_for
 from nodeagent.gc.plan.image_users import ImageIndex, ImageUsers, find_users
-from nodeagent.gc.plan.images import plan_image_gc, unused_since
+from nodeagent.gc.plan.images import plan_image_gc, untagged_images, unused_since
 from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.pods.plan.deletion import PodDeletionStatus, check_pods
 from nodeagent.pods.plan.facts import sandbox_name
@@ -98,7 +98,7 @@ def condition_of_image(reason: Reason) -> str:
 
 
 def image_condition(
-    reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use: str, users_removed: bool, is_last: bool
+    reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use: str, users_removed: bool, order: str
 ) -> str:
     """Return the text of the condition under which a kept image would be removed.
 
@@ -107,7 +107,8 @@ def image_condition(
         policy: policy of the plan.
         by_use: text of the imagefs usage at which the image is removed by threshold.
         users_removed: whether the next container GC pass removes all users of the image.
-        is_last: whether the image is removed after all others, and not by age.
+        order: place of the image in removal order, for display; empty for an image that is removed after all others,
+            and not by age.
     """
     codes = [each.code for each in reasons]
     never = [_NEVER[code] for code in codes if code in _NEVER]
@@ -119,7 +120,7 @@ def image_condition(
             "container GC has removed its dead containers" if each == "it is unreferenced" else each for each in once
         ]
     if once:
-        return f"once {' and '.join(dict.fromkeys(once))}; then {_by_threshold(policy, is_last=is_last)}"
+        return f"once {' and '.join(dict.fromkeys(once))}; then {_by_threshold(policy, order)}"
     code = codes[0]
     unused = f"once unused for {format_duration(policy.maximum_unused_age_s)}" if policy.maximum_unused_age_s else ""
     if code in (ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED):
@@ -131,7 +132,7 @@ def image_condition(
         observed = f"once image use has been observed for {maximum} without a gap, if unused until then"
         return observed if policy.high_threshold_percent >= 100 else f"{observed}; or {by_use}"
     is_later = code is ReasonCode.IRREPLACEABLE_LATER
-    return _by_threshold(policy, is_last=True) if is_later else condition_of_image(reasons[0])
+    return _by_threshold(policy, "") if is_later else condition_of_image(reasons[0])
 
 
 def eligible_at(reasons: Sequence[Reason]) -> datetime | None:
@@ -142,13 +143,12 @@ def eligible_at(reasons: Sequence[Reason]) -> datetime | None:
     return max((each for each in times if isinstance(each, datetime)), default=None)
 
 
-def _by_threshold(policy: ImageGCPolicy, *, is_last: bool) -> str:
-    unused_s = 0.0 if is_last else policy.maximum_unused_age_s
+def _by_threshold(policy: ImageGCPolicy, order: str) -> str:
+    unused_s = policy.maximum_unused_age_s if order else 0.0
     unused = f"once unused for {format_duration(unused_s)}" if unused_s else ""
     if policy.high_threshold_percent >= 100:
         return unused or "not removed by usage: threshold collection disabled"
-    order = "if no other image frees enough" if is_last else "in order of use"
-    threshold = f"when imagefs is {policy.high_threshold_percent}% full, {order}"
+    threshold = f"when imagefs is {policy.high_threshold_percent}% full, {order or 'if no other image frees enough'}"
     return f"{threshold}; or {unused}" if unused else threshold
 
 
@@ -369,14 +369,21 @@ class _Explainer:
             self._policy.images,
             by_use=self._by_use(decision),
             users_removed=users_removed,
-            is_last=self._is_last(image),
+            order=self._place(image),
         )
 
-    def _is_last(self, image: Image) -> bool:
-        """Return whether an image is removed after all others, and not by age."""
-        protection = self._policy.images.protection
-        is_last = protection.irreplaceable is Irreplaceable.LAST
-        return is_last and image.id in irreplaceable_images(self._snapshot, protection.unreachable_registries)
+    def _place(self, image: Image) -> str:
+        """Return the place of an image in removal order; empty for an image that is removed after all others."""
+        policy, snapshot = self._policy.images, self._snapshot
+        protection = policy.protection
+        last = irreplaceable_images(snapshot, protection.unreachable_registries)
+        if protection.irreplaceable is Irreplaceable.LAST and image.id in last:
+            return ""
+        if not policy.untagged_first:
+            return "in order of use"
+        if image.id in untagged_images(snapshot):
+            return "in order of use, before all images with a tag"
+        return "in order of use, after all images without a tag"
 
     def _by_use(self, decision: Decision) -> str:
         """Return the text of the filesystem usage at which the high threshold would cause removal of an image."""
@@ -398,7 +405,8 @@ class _Explainer:
             words += f", {format_bytes(missing)} more than now"
         if not earlier:
             return f"{words}; it would be removed first"
-        return f"{words}, and removing the {len(earlier)} less recently used ({format_bytes(frees)}) is not enough"
+        which = "before it in order" if self._policy.images.untagged_first else "less recently used"
+        return f"{words}, and removing the {len(earlier)} {which} ({format_bytes(frees)}) is not enough"
 
     def _filesystem_of(self, decision: Decision) -> ImageFilesystem | None:
         """Return the fullest image filesystem on which the image frees space; ``None`` with one image filesystem."""

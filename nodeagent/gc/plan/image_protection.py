@@ -190,7 +190,7 @@ RULE_FORM: Final = (
     "a pattern such as registry.example/team/*, regex: and an expression of RE2, or sha256: and 64 hexadecimal digits"
 )
 _SHOWN: Final = 80
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -238,7 +238,7 @@ def parse_rule(text: str) -> ProtectionRule:
         return _regex_rule(stripped)
     if stripped.startswith(DIGEST_PREFIXES):
         digest = stripped.removeprefix("digest:")
-        if _DIGEST.fullmatch(digest) is None:
+        if DIGEST.fullmatch(digest) is None:
             raise ValueError(f"{text!r} is not a full digest: write {RULE_FORM}")
         return ProtectionRule(stripped, RuleKind.DIGEST, digest)
     if not stripped:

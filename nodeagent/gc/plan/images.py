@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from nodeagent.gc.plan.consistency import withheld
 from nodeagent.gc.plan.image_protection import (
+    DIGEST,
     Irreplaceable,
     KeepContext,
     first_keep_reasons,
@@ -68,7 +69,12 @@ class Selection:
     """
 
     def __init__(
-        self, snapshot: NodeSnapshot, limits: PassLimits, minimum_gain_bytes: int, last: Mapping[str, str]
+        self,
+        snapshot: NodeSnapshot,
+        limits: PassLimits,
+        minimum_gain_bytes: int,
+        last: Mapping[str, str],
+        untagged: frozenset[str],
     ) -> None:
         """Create a selection without removals.
 
@@ -77,11 +83,13 @@ class Selection:
             limits: limits of removals per pass.
             minimum_gain_bytes: minimum bytes that a removal for a target must free.
             last: cause by image id, for irreplaceable images, which are removed after all others.
+            untagged: ids of the images that are removed before others because they have no tag.
         """
         self._snapshot = snapshot
         self._limits = limits
         self._minimum_bytes = minimum_gain_bytes
         self._last = last
+        self._untagged = untagged
         self.ledger = ledger_for(snapshot)
         self.removals: list[Decision] = []
         self.kept: dict[str, Reason] = {}
@@ -214,6 +222,8 @@ class Selection:
             self.kept.pop(image.id, None)
             how = self._last.get(image.id)
             reason = target.removed
+            if reason.code is ReasonCode.LEAST_RECENTLY_USED and image.id in self._untagged:
+                reason = Reason(ReasonCode.UNTAGGED_FIRST, reason.details)
             if how is not None:
                 reason = removal_reason(how, all_unused=target.enough is None)
             self._remove(image, gain, reason)
@@ -312,6 +322,23 @@ def in_order_of_use(snapshot: NodeSnapshot) -> list[ImageCandidate]:
     return list(map(_AS_CANDIDATE, rows))
 
 
+def untagged_images(snapshot: NodeSnapshot) -> frozenset[str]:
+    """Return the ids of the images without a tag: each of their names is an image id, or a reference with a digest.
+
+    Such an image lost its tag to another image, or was pulled by digest: the runtime lists both in the same form.
+    Source: CRI ``Image.repo_tags``; containerd stores the id of an image as a further name.
+    """
+    records = snapshot.storage.records if snapshot.storage is not None else {}
+    return frozenset(
+        image.id
+        for image in snapshot.images
+        if not image.repo_tags
+        and all(
+            "@" in name or DIGEST.fullmatch(name) for name in (records[image.id].names if image.id in records else ())
+        )
+    )
+
+
 def unused_since(usage: ImageUsage, observed_since: datetime) -> datetime:
     """Return the time since which an image is known to be unused.
 
@@ -339,10 +366,11 @@ def plan_image_gc(  # noqa: PLR0913 - one argument for each input of a round
 
     Images kept by a keep rule (see ``image_protection``) are never removed. Other images are removed in the order of
     :func:`in_order_of_use`: images without observed use, then least recently used images. Images unused for longer than
-    the maximum age are removed first. If the remaining usage is at or above the high threshold, further images are
-    removed until the low threshold is reached. Images that cannot be pulled again are removed last and only for space,
-    unless configured otherwise (see ``image_protection``). The decisions are the removals in order of execution, then
-    the kept images in the order in which they would be removed.
+    the maximum age are removed first, and with ``untagged_first`` images without a tag precede images with a tag. If
+    the remaining usage is at or above the high threshold, further images are removed until the low threshold is
+    reached. Images that cannot be pulled again are removed last and only for space, unless configured otherwise (see
+    ``image_protection``). The decisions are the removals in order of execution, then the kept images in the order in
+    which they would be removed.
 
     Differences from the kubelet:
 
@@ -390,14 +418,15 @@ class _ImagePlanner:
         if protection.irreplaceable is Irreplaceable.LAST:
             self._last = irreplaceable_images(snapshot, protection.unreachable_registries)
         limits = PassLimits(policy.max_images_per_pass, policy.max_bytes_per_pass, spent)
-        self._selection = Selection(snapshot, limits, policy.minimum_gain_bytes, self._last)
+        self._untagged = untagged_images(snapshot) if policy.untagged_first else frozenset[str]()
+        self._selection = Selection(snapshot, limits, policy.minimum_gain_bytes, self._last, self._untagged)
         self._kept = self._selection.kept
 
     def plan(self, *, remove_all_unused: bool, needed: SpaceNeeded | None, only_on: str) -> Plan:
         """Return the image plan; see ``plan_image_gc`` for the arguments."""
         images = in_order_of_use(self._snapshot)
-        if self._last:
-            images.sort(key=lambda each: each.id in self._last)  # stable: by use within both groups
+        if self._last or self._untagged:  # stable: by use within each group
+            images.sort(key=lambda each: (each.id in self._last, each.id not in self._untagged))
         self._kept.update(first_keep_reasons(self._context))
         candidates = [each for each in images if each.id not in self._kept]
         if self._policy.maximum_unused_age_s > 0 and not remove_all_unused and needed is None:

@@ -28,6 +28,7 @@ class ImageGCPolicy(Record):
         max_images_per_pass: maximum number of images removed per pass; 0 for no limit.
         max_bytes_per_pass: maximum bytes freed per pass; 0 for no limit. A larger image is removed if it is the first
             of a pass, and then no other image: a limit below the size of one image would otherwise block collection.
+        untagged_first: whether images without a tag are removed before all images with a tag; see ``untagged_images``.
         protection: rules for images that are kept at any age.
 
     Source: kubelet ``imageGCHighThresholdPercent``, ``imageGCLowThresholdPercent``, ``imageMinimumGCAge``,
@@ -43,6 +44,7 @@ class ImageGCPolicy(Record):
     minimum_gain_bytes: int = 0
     max_images_per_pass: int = 0
     max_bytes_per_pass: int = 0
+    untagged_first: bool = False
     protection: ProtectionPolicy = field(default_factory=ProtectionPolicy)
 
 

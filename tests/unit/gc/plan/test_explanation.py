@@ -150,6 +150,7 @@ def test_freed_bytes_are_stated_alone_and_within_the_plan() -> None:
 _REMOVED = frozenset(
     {
         ReasonCode.LEAST_RECENTLY_USED,
+        ReasonCode.UNTAGGED_FIRST,
         ReasonCode.UNUSED_TOO_LONG,
         ReasonCode.ALL_UNUSED,
         ReasonCode.EVICTION_THRESHOLD_MET,
@@ -171,9 +172,9 @@ _LAST_OF_LOGS = _CODES.index(ReasonCode.UNREFERENCED)
 @pytest.mark.parametrize("code", [each for each in _CODES[: _LAST_OF_IMAGES + 1] if each not in _REMOVED])
 def test_every_reason_to_keep_an_image_has_a_condition(code: ReasonCode) -> None:
     policy = ImageGCPolicy(maximum_unused_age_s=DAY_S)
-    for is_last in (False, True):
+    for order in ("in order of use", ""):
         for each in (policy, ImageGCPolicy()):
-            assert image_condition([Reason(code)], each, by_use="by use", users_removed=False, is_last=is_last)
+            assert image_condition([Reason(code)], each, by_use="by use", users_removed=False, order=order)
 
 
 @pytest.mark.parametrize("code", [each for each in _CODES[_LAST_OF_IMAGES:_LAST_OF_LOGS] if each not in _REMOVED])
