@@ -21,7 +21,7 @@ from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.gc.documents.holds import HoldDocument, HoldList
 from nodeagent.gc.documents.lists import Images
 from nodeagent.gc.hold_file import HoldFile
-from nodeagent.gc.plan.image_protection import images_named, parse_rule
+from nodeagent.gc.plan.image_protection import images_named, labels_named, parse_rule
 from nodeagent.gc.plan.image_users import ImageIndex
 from nodeagent.model.node import ALL_IMAGES, LONGEST_HOLD_S, Hold
 from nodeagent.model.runtime import Image
@@ -92,7 +92,7 @@ def _print_placed(hold: HoldDocument, form: str, config: Path | None) -> None:
     else:
         say(f"hold {hold.id} on {hold.target} until {format_time(hold.until)}")
     sys.stdout.flush()
-    if hold.image is not None:
+    if hold.image is not None and not labels_named([hold.image]):  # lists of images have no labels
         _note_unmatched(hold.image, config)
 
 

@@ -97,6 +97,7 @@ class AgentParts(Record):
             find_running=partial(find_running, clock=self.clock),
             read_pod_images=self.read_pod_images,
             read_pod_list=self.watched_pods.pod_list,
+            rules=settings.policy.images.protection.rules,
         )
 
 

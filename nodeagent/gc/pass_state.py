@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec.structs import force_setattr
 
 from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassReport, Result, bytes_in_undo_windows
-from nodeagent.gc.plan.image_protection import select_images
+from nodeagent.gc.plan.image_protection import labels_named, select_images
 from nodeagent.gc.plan.image_targets import SpaceNeeded, space_above_low, wanted_on
 from nodeagent.gc.plan.image_users import find_users
 from nodeagent.gc.plan.images import plan_image_gc
@@ -29,14 +29,15 @@ from nodeagent.units import format_bytes, format_space
 if TYPE_CHECKING:
     from nodeagent.gc.plan.saved_plan import Drift, SavedPlan
     from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.runtime import Label
     from nodeagent.settings.settings import Settings
 
 
 class SnapshotReader(Protocol):
     """Source of node snapshots."""
 
-    async def observe(self, scope: Scope) -> NodeSnapshot:
-        """Return the current state of the node, limited to ``scope``."""
+    async def observe(self, scope: Scope, labels: frozenset[Label] = frozenset()) -> NodeSnapshot:
+        """Return the current state of the node, limited to ``scope``; ``labels`` of images are read in addition."""
 
 
 class Preview(Record):
@@ -93,7 +94,7 @@ async def preview_pass(
 
     Plans are computed in a thread, since planning for a large node would delay the other tasks of the daemon.
     """
-    snapshot = await observer.observe(scope)
+    snapshot = await observer.observe(scope, labels_named(patterns))
     return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy, None, patterns))
 
 

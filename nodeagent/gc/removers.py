@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.plan.policy import ImageGCPolicy, PodLogPolicy
     from nodeagent.model.clock import ClockTrust
     from nodeagent.model.node import Hold, LogTree, NodeSnapshot
+    from nodeagent.model.runtime import Label
     from nodeagent.runtime.containerd import StoredImage
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
@@ -120,7 +121,9 @@ class ImageRemover:
             self._template,
             observed_at=observed_at,
             clock=clock,
-            images=tuple(images.values()),
+            images=tuple(
+                replace(each, labels=each.labels | self._labels.get(each.id, frozenset())) for each in images.values()
+            ),
             containers=containers,
             sandboxes=sandboxes,
             image_usage={image_id: usage[image_id] for image_id in images if image_id in usage},
@@ -140,6 +143,11 @@ class ImageRemover:
             # removals by maximum age ignore the minimum age
             and not (verdict.reason.code is ReasonCode.TOO_YOUNG and verdict.id in by_age)
         }
+
+    @cached_property
+    def _labels(self) -> Mapping[str, frozenset[Label]]:
+        """The labels of images in the plan's snapshot; those of a config never change."""
+        return {each.id: each.labels for each in self._template.images if each.labels}
 
     def _time_since_plan(self) -> tuple[float, ClockTrust]:
         """Return the seconds since the plan's observation, by the boot clock, and the clock trust at this moment."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.model.clock import TRUSTED, ClockTrust
+from nodeagent.model.runtime import NO_LABELS
 from nodeagent.record import Record, Time, field
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         Image,
         ImageFilesystem,
         ImageUsage,
+        LabelReading,
         ListContradiction,
         Sandbox,
         StorageGraph,
@@ -152,6 +154,7 @@ class NodeSnapshot(Record):
         image_sources: repositories from which the content of an image was pulled, by image id, such as
             ``docker.io/library/nginx`` (without port); empty for an imported image. An image without an entry has an
             unknown origin; ``None`` on a runtime that does not report origins.
+        label_reading: which labels of the images are known; the labels themselves are part of the images.
         sandbox_images: references or ids of the runtime's configured sandbox image; empty if not reported.
         sandboxes_unread: ids of sandboxes whose own image could not be read.
         image_filesystem: the image filesystem of the default snapshotter; ``None`` after a failed reading.
@@ -183,6 +186,7 @@ class NodeSnapshot(Record):
     image_usage: Mapping[str, ImageUsage] = field(default_factory=dict)
     image_use_observed_since: datetime | None = None
     image_sources: Mapping[str, frozenset[str]] | None = None
+    label_reading: LabelReading = NO_LABELS
     sandbox_images: frozenset[str] = frozenset()
     sandboxes_unread: frozenset[str] = frozenset()
     image_filesystem: FsObservation | None = None

@@ -31,6 +31,7 @@ class ReasonCode(StrEnum):
     IRREPLACEABLE_INSUFFICIENT = "irreplaceable-insufficient"
     ORIGIN_UNKNOWN = "origin-unknown"
     HELD = "held"
+    LABELS_UNKNOWN = "labels-unknown"
     TOO_YOUNG = "too-young"
     USED_THIS_PASS = "used-this-pass"
     USE_UNKNOWN = "use-unknown"
@@ -156,6 +157,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ),
     ReasonCode.ORIGIN_UNKNOWN: "origin unknown: the image may not be available for another pull",
     ReasonCode.HELD: "held by {by} until {until_at}: {why} (hold {hold})",
+    ReasonCode.LABELS_UNKNOWN: "labels unknown, and a rule or a hold names a label: {detail}",
     ReasonCode.TOO_YOUNG: (
         "on this node for {age_s}, less than the minimum age {minimum_s}; eligible from {eligible_at}"
     ),

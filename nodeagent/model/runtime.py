@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import force_setattr
 
 from nodeagent.model.clock import TRUSTED, ClockTrust
 from nodeagent.record import KeyedRecord, Record, field
+
+Label = tuple[str, str | None]
+"""Key of an image label and its value; with the value ``None`` the label has any value."""
 
 
 class Image(Record, gc=False):
@@ -27,6 +30,7 @@ class Image(Record, gc=False):
         size_bytes: size reported by CRI, on containerd the size of the compressed content, with shared layers counted
             in every image; ``None`` if not reported.
         pinned: whether the runtime exempts the image from garbage collection; false if not reported.
+        labels: labels in its config or of its names in containerd, as far as a rule, a hold or a user names them.
 
     Source: CRI ``Image``.
     """
@@ -36,6 +40,7 @@ class Image(Record, gc=False):
     repo_digests: tuple[str, ...] = ()
     size_bytes: int | None = None
     pinned: bool = False
+    labels: frozenset[Label] = frozenset()
 
     @property
     def references(self) -> tuple[str, ...]:
@@ -48,6 +53,22 @@ class Image(Record, gc=False):
         if self.repo_tags:
             return self.repo_tags[0]
         return self.repo_digests[0] if self.repo_digests else self.id
+
+
+class LabelReading(Record):
+    """Which labels of the listed images are known.
+
+    Attributes:
+        asked: the labels that were read; all other labels are unknown.
+        unread: cause of the failed reading by id, for images whose labels are unknown.
+    """
+
+    asked: frozenset[Label] = frozenset()
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_LABELS: Final = LabelReading()
+"""Value for an observation in which no label is asked for."""
 
 
 class ImageUsage(KeyedRecord, gc=False):

@@ -341,6 +341,9 @@ _CONTENT = Method(
     _SERVICES + "content.v1.Content/List", content_pb2.ListContentRequest, content_pb2.ListContentResponse, _LIST_S
 )
 _CONTENT_INFO = Method(_SERVICES + "content.v1.Content/Info", content_pb2.InfoRequest, content_pb2.InfoResponse)
+_READ_CONTENT = Method(
+    _SERVICES + "content.v1.Content/Read", content_pb2.ReadContentRequest, content_pb2.ReadContentResponse
+)
 _DELETE_CONTENT = Method(
     _SERVICES + "content.v1.Content/Delete", content_pb2.DeleteContentRequest, Empty, _DELETE_S, changes=True
 )
@@ -547,6 +550,18 @@ class ContainerdClient:
         """Return the record of a blob; ``None`` if the blob does not exist."""
         got = await self._find(_CONTENT_INFO, content_pb2.InfoRequest(digest=digest), digest)
         return None if got is None else decode_blob(got.info)
+
+    async def read_content(self, digest: str, limit_bytes: int) -> bytes | None:
+        """Return the content of a blob; ``None`` if it is longer than ``limit_bytes``.
+
+        Raises:
+            RuntimeNotFoundError: the blob does not exist.
+        """
+        request, data = content_pb2.ReadContentRequest(digest=digest, size=limit_bytes + 1), bytearray()
+        stream = self._connection.stream(_READ_CONTENT, request, target=digest, metadata=self._metadata())
+        async for part in stream:
+            data += part.data
+        return bytes(data) if len(data) <= limit_bytes else None
 
     async def delete_content(self, digest: str) -> bool:
         """Delete one blob's record; return whether the record existed. The next garbage collection frees the bytes."""

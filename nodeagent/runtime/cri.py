@@ -217,6 +217,21 @@ def decode_sandbox_details(message: api.PodSandboxStatusResponse) -> SandboxDeta
     )
 
 
+def labels_in_config(config: object) -> dict[str, str] | None:
+    """Return the labels in the config of an image; ``None`` if they are malformed, or the JSON is no config.
+
+    Source: OCI image configuration, ``config.Labels``.
+    """
+    if not isinstance(config, dict) or "schemaVersion" in config:  # a manifest or an index
+        return None
+    labels = _at_path(config, "config", "Labels")
+    if labels is None:
+        return {}
+    if not isinstance(labels, dict) or not all(isinstance(each, str) for each in labels.values()):
+        return None
+    return labels
+
+
 def decode_stop_signal(message: api.ImageStatusResponse) -> str:
     """Return the stop signal in the verbose status of an image; empty without a stop signal."""
     return _text(_parse_json(message.info.get("info", "")), "imageSpec", "config", "StopSignal")
@@ -494,6 +509,12 @@ class CriClient:
         """
         request = api.ImageStatusRequest(image=api.ImageSpec(image=reference), verbose=True)
         return decode_stop_signal(await self._connection.unary(_IMAGE_STATUS, request, target=reference))
+
+    async def image_config(self, reference: str) -> object:
+        """Return the config in the verbose status of an image; ``None`` if not reported by the runtime."""
+        request = api.ImageStatusRequest(image=api.ImageSpec(image=reference), verbose=True)
+        status = await self._connection.unary(_IMAGE_STATUS, request, target=reference)
+        return _at_path(_parse_json(status.info.get("info", "")), "imageSpec")
 
     async def image_fs_info(self) -> ImageFsInfo:
         """Return the filesystems of images and writable layers."""

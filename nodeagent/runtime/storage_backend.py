@@ -16,10 +16,11 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.model.runtime import Space
+from nodeagent.parsing import parse_json
 from nodeagent.record import Record
 from nodeagent.runtime import namespace_lists
 from nodeagent.runtime.connection import gather_all, run_bounded
@@ -50,6 +51,9 @@ class RemovalRecords(Record):
     extents: Callable[[Mapping[str, Sequence[StoredImage]]], dict[str, ImageExtent]]
     snapshotters: Callable[[], tuple[str, ...]]
 
+
+MAX_CONFIG_BYTES: Final = 1 << 20
+"""Maximum length of an image config that is read; the configs of usual images have 2 to 20 KiB."""
 
 _DISABLED = "runtime.containerd_api is off"
 _NO_RECORDS = "references are recorded only by containerd's own services: disabled or unavailable"
@@ -106,6 +110,14 @@ class StorageBackend:
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
         """Return the records of the names in ``names`` that exist; empty for CRI alone."""
         return ()
+
+    async def read_config(self, image_id: str) -> object:
+        """Return the config of an image, as decoded JSON; ``None`` for CRI alone.
+
+        Raises:
+            ObservationError: the config is longer than ``MAX_CONFIG_BYTES``, or is not JSON.
+        """
+        return None
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
         """Return every container record, including records of sandboxes and other clients; empty for CRI alone."""
@@ -303,6 +315,16 @@ class ContainerdStorage(StorageBackend):
         """Return the records of the names in ``names`` that exist."""
         found = await asyncio.gather(*(self._client.get_image(name) for name in names))
         return tuple(each for each in found if each is not None)
+
+    async def read_config(self, image_id: str) -> object:
+        """Return the config of an image. Source: containerd CRI plugin, whose image id is the digest of the config."""
+        data = await self._client.read_content(image_id, MAX_CONFIG_BYTES)
+        if data is None:
+            raise ObservationError(f"its config is longer than {MAX_CONFIG_BYTES} bytes")
+        try:
+            return parse_json(data)
+        except ValueError as error:
+            raise ObservationError("its config is not JSON") from error
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
         """Return every container record. Source: containerd ``containers.v1.Containers.List``."""

@@ -103,8 +103,10 @@ def is_pinned(stored: StoredImage) -> bool:
 
 
 def with_labels(image: Image, names: Iterable[StoredImage]) -> Image:
-    """Return the image with the facts that the labels of its names state; one name suffices."""
-    return replace(image, pinned=True) if not image.pinned and any(map(is_pinned, names)) else image
+    """Return the image with the labels of its names; one name that pins the image suffices."""
+    stored = tuple(names)
+    labels = {label for name in stored for key, value in name.labels.items() for label in ((key, value), (key, None))}
+    return replace(image, pinned=image.pinned or any(map(is_pinned, stored)), labels=image.labels | labels)
 
 
 def with_pins(images: Sequence[Image], storage: StorageGraph) -> tuple[Image, ...]:

@@ -117,7 +117,14 @@ def chain_ids(diff_ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(chain)
 
 
-def build_image(layers: Sequence[Layer], *, variant: str = "", index: bool = False, docker: bool = False) -> BuiltImage:
+def build_image(
+    layers: Sequence[Layer],
+    *,
+    variant: str = "",
+    index: bool = False,
+    docker: bool = False,
+    labels: Mapping[str, str] | None = None,
+) -> BuiltImage:
     """Return an image of these layers for linux/amd64.
 
     Args:
@@ -125,13 +132,18 @@ def build_image(layers: Sequence[Layer], *, variant: str = "", index: bool = Fal
         variant: text that distinguishes images of equal layers.
         index: whether the target is an index with a second platform, whose manifest is absent, as on a real node.
         docker: whether to use Docker's media types.
+        labels: labels in the config, besides the label ``variant``.
     """
     config = _document(
         {
             "architecture": "amd64",
             "os": "linux",
             "created": "2026-01-01T00:00:00Z",
-            "config": {"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["/bin/app"], "Labels": {"variant": variant}},
+            "config": {
+                "Env": ["PATH=/usr/bin:/bin"],
+                "Cmd": ["/bin/app"],
+                "Labels": {"variant": variant, **(labels or {})},
+            },
             "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
             "history": [{"created_by": layer.name} for layer in layers],
         },

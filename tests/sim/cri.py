@@ -254,7 +254,9 @@ class ImageService:
             return api.ImageStatusResponse()
         response = api.ImageStatusResponse(image=self._messages.image(image))
         if request.verbose:
-            response.info["info"] = json.dumps(_image_info(image), separators=(",", ":"))
+            config = self._node.store.blobs.get(image.id)
+            info = _image_info(image, config.data if config is not None and config.data else b"{}")
+            response.info["info"] = json.dumps(info, separators=(",", ":"))
         return response
 
     def fs_info(self, _request: api.ImageFsInfoRequest) -> api.ImageFsInfoResponse:
@@ -375,13 +377,14 @@ def _cgroups_path(cgroup_parent: str, name: str) -> str:
     return f"{last}:cri-containerd:{name}" if last.endswith(".slice") else f"{cgroup_parent or '/k8s.io'}/{name}"
 
 
-def _image_info(image: SimImage) -> dict[str, object]:
+def _image_info(image: SimImage, config: bytes) -> dict[str, object]:
+    labels = json.loads(config).get("config", {}).get("Labels", {})
     return {
         "chainID": image.chain_id,
         "imageSpec": {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"StopSignal": image.stop_signal} if image.stop_signal else {},
+            "config": {"Labels": labels} | ({"StopSignal": image.stop_signal} if image.stop_signal else {}),
             "rootfs": {"type": "layers", "diff_ids": list(image.diff_ids)},
         },
     }

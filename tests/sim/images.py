@@ -52,6 +52,7 @@ class SimImages(SimDisk):
         layer_blobs: bool = True,
         imported: bool = False,
         stop_signal: str = "",
+        config_labels: Mapping[str, str] | None = None,
     ) -> SimImage:
         """Pull an image and return it; a tag of another image is moved to the pulled image.
 
@@ -68,9 +69,11 @@ class SimImages(SimDisk):
             layer_blobs: whether the compressed layers are kept (containerd's ``discard_unpacked_layers`` removes them).
             imported: whether the image is imported from an archive and not pulled.
             stop_signal: stop signal in the configuration.
+            config_labels: labels in the configuration, besides the label ``variant``.
         """
         at = self.now - timedelta(seconds=age_s)
-        built = build_image(layers, variant=tags[0] if variant is None else variant, index=index, docker=docker)
+        variant = tags[0] if variant is None else variant
+        built = build_image(layers, variant=variant, index=index, docker=docker, labels=config_labels)
         for key, parent, layer in zip(built.chain_ids, ("", *built.chain_ids), layers, strict=False):
             if unpacked:
                 size_bytes = on_disk(layer.size_bytes)

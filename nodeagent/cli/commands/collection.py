@@ -71,7 +71,7 @@ def gc_images(
     """Remove unused images, least recently used first.
 
     Removal starts when the usage of imagefs reaches the high threshold, and stops at the low threshold. With --only, it
-    does not depend on the usage: the images are given by name, id, digest, or a name with *.
+    does not depend on the usage: the images are given by name, id, digest, a name with *, or label:KEY=VALUE.
     """
     from nodeagent.api.requests import parse_patterns  # noqa: PLC0415
     from nodeagent.cli.gc import CollectOptions, collect  # noqa: PLC0415
@@ -227,7 +227,7 @@ def hold_add(
     image: Annotated[
         str | None,
         typer.Argument(
-            metavar="IMAGE", help="Image, pattern or digest, as in protect.images", autocompletion=image_names
+            metavar="IMAGE", help="Image, pattern, digest or label, as in protect.images", autocompletion=image_names
         ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Hold every image")] = False,

@@ -43,7 +43,7 @@ from nodeagent.gc.documents.holds import HoldDocument, HoldList
 from nodeagent.gc.documents.passes import Report, ResultDocument
 from nodeagent.gc.documents.undo import Undone, encode_saved_plan
 from nodeagent.gc.hold_file import HoldFile
-from nodeagent.gc.plan.image_protection import EXPRESSION_PREFIX, parse_rule
+from nodeagent.gc.plan.image_protection import EXPRESSION_PREFIX, LABEL_PREFIX, parse_rule
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.restore import UndoOutcome
 from nodeagent.host.node import node_identity
@@ -324,8 +324,10 @@ class ControlService:
             except ValueError as error:
                 raise UsageError(f"image: {error}") from error
         caller, by = CALLER.get(), check_text(request.by, "by")
-        if image.strip().startswith(EXPRESSION_PREFIX) and not caller.is_root:
-            raise UsageError("image: only root places holds by regular expressions; use a pattern such as */team/*")
+        if image.strip().startswith((EXPRESSION_PREFIX, LABEL_PREFIX)) and not caller.is_root:
+            raise UsageError(
+                "image: only root places holds by regular expressions or labels; use a pattern such as */team/*"
+            )
         if by and not caller.is_root:
             raise UsageError("by: only root places holds for other users")
         at, clock = await self._clock_trust()

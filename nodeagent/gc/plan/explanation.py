@@ -39,6 +39,7 @@ _ONCE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.NAMED_BY_POD: "no pod of this node names it",
     ReasonCode.NEWEST_TAGS: "its repository has newer images",
     ReasonCode.HELD: "the hold has ended",
+    ReasonCode.LABELS_UNKNOWN: "its labels are known",
     ReasonCode.TOO_YOUNG: "it is old enough",
     ReasonCode.USED_THIS_PASS: "its last use is in the past",
     ReasonCode.USE_UNKNOWN: "image use is known",

@@ -1,8 +1,8 @@
 """Images that a pass keeps, and the keep rules in their order of precedence.
 
-Protection rules select by glob, regular expression or digest. They do not depend on pins in the runtime, since pins can
-be lost. The rules are compiled once per set of rules, and all patterns are matched together, so that matching 100,000
-images takes a fraction of a second.
+Protection rules select by glob, regular expression, digest or label. They do not depend on pins in the runtime, since
+pins can be lost. The rules are compiled once per set of rules, and all patterns are matched together, so that matching
+100,000 images takes a fraction of a second.
 
 An irreplaceable image cannot be pulled again: it was imported or built on this node, has a name under which it was
 never pulled, or is from a registry that the configuration lists as unreachable. Its removal is a permanent loss.
@@ -50,7 +50,7 @@ from nodeagent.units import format_duration, format_time
 if TYPE_CHECKING:
     from nodeagent.model.clock import ClockTrust
     from nodeagent.model.node import Hold, NodeSnapshot
-    from nodeagent.model.runtime import Image, ImageUsage
+    from nodeagent.model.runtime import Image, ImageUsage, Label
 
 _IMPORTED: Final = "imported or built on this node, never pulled"
 _UNKNOWN: Final = Reason(ReasonCode.ORIGIN_UNKNOWN)
@@ -185,9 +185,11 @@ _NOT_NEEDED: Final = frozenset(
 
 
 EXPRESSION_PREFIX: Final = "regex:"
+LABEL_PREFIX: Final = "label:"
 DIGEST_PREFIXES: Final = ("sha256:", "sha512:", "digest:")
 RULE_FORM: Final = (
-    "a pattern such as registry.example/team/*, regex: and an expression of RE2, or sha256: and 64 hexadecimal digits"
+    "a pattern such as registry.example/team/*, regex: and an expression of RE2, sha256: and 64 hexadecimal digits, or "
+    "label:KEY or label:KEY=VALUE"
 )
 _SHOWN: Final = 80
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
@@ -201,15 +203,16 @@ class RuleKind(StrEnum):
     GLOB = "glob"
     REGEX = "regex"
     DIGEST = "digest"
+    LABEL = "label"
 
 
 class ProtectionRule(Record):
-    """A configured pattern, expression or digest that protects images.
+    """A configured pattern, expression, digest or label that protects images.
 
     Attributes:
         text: the rule as configured, for display.
         kind: match type.
-        value: the pattern, the expression or the digest.
+        value: the pattern, the expression, the digest, or the label as ``KEY`` or ``KEY=VALUE``.
     """
 
     text: str
@@ -218,12 +221,14 @@ class ProtectionRule(Record):
 
 
 def parse_rule(text: str) -> ProtectionRule:
-    """Return the protection rule parsed from ``text``, in one of three forms.
+    """Return the protection rule parsed from ``text``, in one of four forms.
 
     - ``regex:EXPRESSION``, in RE2 syntax, is searched in every reference as listed by the runtime; ``^`` and ``$``
       anchor the expression.
     - ``sha256:DIGEST`` or ``digest:sha256:DIGEST`` matches an image by its id or by the digest of one of its
       references.
+    - ``label:KEY=VALUE`` matches an image with exactly this label in its config, or on one of its names in containerd;
+      ``label:KEY`` matches any value.
     - Any other text is a case-sensitive glob with ``*``, ``?`` and ``[...]``; ``*`` also matches slashes. The glob must
       match the complete reference (``registry.k8s.io/pause:3.9``) or the reference without tag and digest
       (``registry.k8s.io/pause``). For Docker Hub, the short form of the reference matches too (``nginx:1.27``,
@@ -241,6 +246,11 @@ def parse_rule(text: str) -> ProtectionRule:
         if DIGEST.fullmatch(digest) is None:
             raise ValueError(f"{text!r} is not a full digest: write {RULE_FORM}")
         return ProtectionRule(stripped, RuleKind.DIGEST, digest)
+    if stripped.startswith(LABEL_PREFIX):
+        label = stripped.removeprefix(LABEL_PREFIX)
+        if not _label(label)[0]:
+            raise ValueError(f"{text!r} has no key: write {RULE_FORM}")
+        return ProtectionRule(stripped, RuleKind.LABEL, label)
     if not stripped:
         raise ValueError(f"empty rule: write {RULE_FORM}")
     try:
@@ -248,6 +258,18 @@ def parse_rule(text: str) -> ProtectionRule:
     except linear_expression.ExpressionError as error:
         raise ValueError(f"{stripped[:_SHOWN]!r} is not a pattern: {error}: write {RULE_FORM}") from error
     return ProtectionRule(stripped, RuleKind.GLOB, stripped)
+
+
+def labels_named(texts: Iterable[str]) -> frozenset[Label]:
+    """Return the labels that rules, holds or patterns name, given as texts."""
+    return frozenset(
+        _label(each.strip().removeprefix(LABEL_PREFIX)) for each in texts if each.strip().startswith(LABEL_PREFIX)
+    )
+
+
+def _label(text: str) -> Label:
+    key, has_value, value = text.partition("=")
+    return key, value if has_value else None
 
 
 def length_from_wildcard(text: str) -> int:
@@ -333,10 +355,13 @@ class Matcher:
         """Compile the rules."""
         self._expressions = linear_expression.ExpressionSet([_expression(rule) for rule in rules])
         self._digests: dict[str, int] = {}
+        self._labels: dict[Label, int] = {}
         for place, rule in enumerate(rules):
             if rule.kind is RuleKind.DIGEST:
                 for form in _both_forms(rule.value):
                     self._digests.setdefault(form, place)
+            elif rule.kind is RuleKind.LABEL:
+                self._labels.setdefault(_label(rule.value), place)
 
     @staticmethod
     @lru_cache(maxsize=8)
@@ -345,12 +370,19 @@ class Matcher:
         return Matcher(rules)
 
     def first(self, image: Image) -> tuple[int, str] | None:
-        """Return the position of the first rule that matches ``image``, and the matched reference or id."""
+        """Return the position of the first rule that matches ``image``, and the matched reference, id or label."""
         found = [(place, each) for each in image.references for place in self._expressions.matches(each)]
         if self._digests:
             forms = ((image.id, image.id), *((each, digest_of(each)) for each in image.repo_digests))
             found += [(self._digests[digest], each) for each, digest in forms if digest in self._digests]
+        if self._labels:
+            found += [(place, f"label {_shown(each)}") for each, place in self._labels.items() if each in image.labels]
         return min(found, key=itemgetter(0), default=None)
+
+
+def _shown(label: Label) -> str:
+    key, value = label
+    return key if value is None else f"{key}={value}"
 
 
 def _expression(rule: ProtectionRule) -> str:
@@ -361,7 +393,7 @@ def _expression(rule: ProtectionRule) -> str:
             return rf"\A(?:docker\.io/(?:library/)?)?{glob}(?::[^/@:]*)?(?:@[^/]*)?\z"
         case RuleKind.REGEX:
             return rule.value
-        case RuleKind.DIGEST:
+        case RuleKind.DIGEST | RuleKind.LABEL:
             return linear_expression.NO_MATCH
 
 
@@ -439,7 +471,7 @@ def images_named(texts: Sequence[str], images: Sequence[Image], index: ImageInde
 def select_images(patterns: Iterable[str], images: Sequence[Image], index: ImageIndex) -> frozenset[str]:
     """Return the ids of the images that a user selects for removal, each by at least one of the patterns.
 
-    A pattern with a wildcard matches like a glob of a protection rule, any other text as in :meth:`ImageIndex.resolve`.
+    A label and a pattern with a wildcard match like a protection rule, any other text as in :meth:`ImageIndex.resolve`.
     Two forms that are in use there match no image here, since a removal needs certainty: a shortened id of several
     images, and a name with an unknown digest.
 
@@ -458,12 +490,12 @@ def select_images(patterns: Iterable[str], images: Sequence[Image], index: Image
 
 
 def _selected_by(pattern: str, images: Sequence[Image], index: ImageIndex) -> set[str]:
-    if length_from_wildcard(pattern):
+    if length_from_wildcard(pattern) or pattern.startswith(LABEL_PREFIX):
         try:
             rule = parse_rule(pattern)
         except ValueError as error:
             raise UsageError(f"{error}; nothing was removed") from error
-        if rule.kind is not RuleKind.GLOB:
+        if rule.kind not in (RuleKind.GLOB, RuleKind.LABEL):
             raise UsageError(f"{pattern}: expressions select no image; nothing was removed; use a name with *")
         first = Matcher.of((rule,)).first
         return {image.id for image in images if first(image) is not None}
@@ -566,6 +598,20 @@ def _held(context: KeepContext) -> Mapping[str, Reason]:
     return held_images(context.snapshot, context.users.index)
 
 
+def _labels_unknown(context: KeepContext) -> Mapping[str, Reason]:
+    """Return the reasons to keep images whose labels are unknown, while a rule or a hold names a label."""
+    snapshot = context.snapshot
+    asked = labels_named([rule.text for rule in context.protection.rules] + [hold.image for hold in snapshot.holds])
+    reading = snapshot.label_reading
+    if asked <= reading.asked:
+        return {
+            image_id: Reason(ReasonCode.LABELS_UNKNOWN, {"detail": cause})
+            for image_id, cause in (reading.unread.items() if asked else ())
+        }
+    not_read = Reason(ReasonCode.LABELS_UNKNOWN, {"detail": "not read in this observation"})
+    return {image.id: not_read for image in snapshot.images}
+
+
 def _not_in_plan(context: KeepContext) -> Mapping[str, Reason]:
     """Return the reasons to keep images that neither the applied plan nor the user selects for removal."""
     if context.only is None:
@@ -625,6 +671,7 @@ KEEP_RULES: Final[tuple[KeepRule, ...]] = (
     KeepRule((ReasonCode.PROTECTED, ReasonCode.NEWEST_TAGS), _protected),
     KeepRule((ReasonCode.IRREPLACEABLE, ReasonCode.ORIGIN_UNKNOWN), _irreplaceable),
     KeepRule((ReasonCode.HELD,), _held),
+    KeepRule((ReasonCode.LABELS_UNKNOWN,), _labels_unknown),
     KeepRule((ReasonCode.FAILED_EARLIER,), _failed),
     KeepRule((ReasonCode.USED_THIS_PASS,), _used_since),
     KeepRule((ReasonCode.USE_UNKNOWN,), _use_unknown),

@@ -12,26 +12,32 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError, StoreError
-from nodeagent.gc.plan.image_protection import holds_in_force
+from nodeagent.gc.plan.image_protection import holds_in_force, labels_named
 from nodeagent.gc.plan.image_users import images_in_use
+from nodeagent.guarded_call import compute
 from nodeagent.last_result import keep_last_result
 from nodeagent.model.node import Hold, NodeSnapshot, PodImages
 from nodeagent.model.runtime import (
+    NO_LABELS,
     FsObservation,
     GapCause,
     Image,
     ImageFilesystem,
     ImageRecord,
     ImageUseRecord,
+    Label,
+    LabelReading,
     StorageGraph,
     UnlistedContent,
 )
 from nodeagent.record import Record, replace
-from nodeagent.runtime.connection import gather_all
+from nodeagent.runtime.connection import gather_all, run_bounded
+from nodeagent.runtime.cri import labels_in_config
 from nodeagent.runtime.storage_backend import CriOnlyStorage, StorageBackend
 from nodeagent.runtime.storage_graph import pull_times, with_pins
 
 if TYPE_CHECKING:
+    from nodeagent.gc.plan.image_protection import ProtectionRule
     from nodeagent.gc.snapshot.lists import CheckedLists
     from nodeagent.loops.clock_reading import FirstSeenReader
     from nodeagent.model.clock import ClockTrust
@@ -63,8 +69,13 @@ class ImageObserver:
     memory: ObservationStore
     read_holds: Callable[[], tuple[Hold, ...]]
     read_pod_images: PodImageSource
+    rules: Sequence[ProtectionRule] = ()
     _sources: Mapping[str, frozenset[str]] = field(default_factory=dict, init=False)
     filesystems: tuple[ImageFilesystem, ...] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Create the reader of labels."""
+        self._configs = ConfigLabels(self._read_config)
 
     async def find_unlisted(self, images: Sequence[Image] | None = None) -> UnlistedContent:
         """Return the stored content that no image in ``images`` references, by default of the images listed now.
@@ -122,6 +133,7 @@ class ImageObserver:
         reported: tuple[tuple[str, ...], str],
         warnings: list[str],
         at: ClockReading,
+        labels: frozenset[Label] = frozenset(),
     ) -> NodeSnapshot:
         """Return the snapshot with the storage graph, the usage of images, the holds and the image filesystem.
 
@@ -132,6 +144,7 @@ class ImageObserver:
             reported: the mount points that the runtime reports, or an empty tuple and the cause.
             warnings: receives a sentence for each unreadable part.
             at: the reading of the clocks at the observation.
+            labels: labels to read besides those of rules and holds.
         """
         paths, error = reported
         storage = await self._build_graph(snapshot.images, checked, status, next(iter(paths), "/"), warnings)
@@ -153,9 +166,17 @@ class ImageObserver:
         use, holds, holds_error = await asyncio.to_thread(read_state)
         pods = await self.read_pod_images()  # read last, since pods may have been bound during the observation
         warnings += pods.warnings
+        in_force = holds_in_force(holds, snapshot.clock, snapshot.observed_at)
+        kept = labels_named([rule.text for rule in self.rules] + [hold.image for hold in in_force])
+        images, reading = await self._with_labels(snapshot.images, kept | labels, storage, checked.records)
+        if kept and reading.unread:
+            cause = next(iter(reading.unread.values()))
+            warnings.append(f"{len(reading.unread)} image(s) kept: labels unknown, and a rule names a label: {cause}")
         return replace(
             snapshot,
-            holds=holds_in_force(holds, snapshot.clock, snapshot.observed_at),
+            images=images,
+            label_reading=reading,
+            holds=in_force,
             pod_images=pods,
             image_sources=self._image_sources(storage),
             holds_error=holds_error,
@@ -191,6 +212,26 @@ class ImageObserver:
             warnings.append(f"sizes are upper bounds: containerd's own services failed: {error}")
             return None
 
+    async def _with_labels(
+        self,
+        images: tuple[Image, ...],
+        asked: frozenset[Label],
+        storage: StorageGraph | None,
+        records: StorageLists | NodeAgentError | None,
+    ) -> tuple[tuple[Image, ...], LabelReading]:
+        """Return the images with the asked labels of their configs and of their names, and the unread images."""
+        if not asked:
+            self._configs.clear()
+            return images, NO_LABELS
+        found, unread = await self._configs.read([each.id for each in images], asked)
+        stored = None if isinstance(self.storage, CriOnlyStorage) else (storage, records)
+        return await compute(len(images), _labelled, images, asked, found, unread, stored)
+
+    async def _read_config(self, image_id: str) -> object:
+        if isinstance(self.storage, CriOnlyStorage):
+            return await self.cri.image_config(image_id)
+        return await self.storage.read_config(image_id)
+
     def _image_sources(self, storage: StorageGraph | None) -> Mapping[str, frozenset[str]] | None:
         """Return the sources by image id, of the last graph if ``storage`` is missing; ``None`` with CRI alone.
 
@@ -207,6 +248,113 @@ class ImageObserver:
 def _sources_of(records: Mapping[str, ImageRecord]) -> Mapping[str, frozenset[str]]:
     """Return the known sources by image id."""
     return {image_id: record.sources for image_id, record in records.items() if record.sources is not None}
+
+
+NONE: Final = frozenset[Label]()
+LABELS_WITHIN_S: Final = 10.0
+"""Time limit in seconds for the labels of one observation; the remaining images are read by the next."""
+
+
+def _matching(asked: frozenset[Label], labels: Mapping[str, str]) -> frozenset[Label]:
+    """Return the asked labels that an object with these labels has."""
+    return frozenset([each for each in asked if each[0] in labels and each[1] in (None, labels[each[0]])])
+
+
+def _labelled(
+    images: tuple[Image, ...],
+    asked: frozenset[Label],
+    found: Mapping[str, frozenset[Label]],
+    unread: dict[str, str],
+    stored: tuple[StorageGraph | None, StorageLists | NodeAgentError | None] | None,
+) -> tuple[tuple[Image, ...], LabelReading]:
+    """Return the images with the asked labels of their configs and of their names, and the unread images.
+
+    Args:
+        images: the images as listed.
+        asked: the labels.
+        found: labels of configs by image id.
+        unread: cause by id for images whose config is unknown.
+        stored: containerd's records of images and names; ``None`` with CRI alone, which has no labels of names.
+    """
+    listed, of_names = set[str](), dict[str, frozenset[Label]]()
+    records: Mapping[str, ImageRecord] = {}
+    keys = {key for key, _ in asked}
+    if stored is not None and stored[0] is not None and not isinstance(stored[1], NodeAgentError | None):
+        records, names = stored[0].records, stored[1].namespace.images
+        listed = {each.name for each in names}
+        of_names = {each.name: _matching(asked, each.labels) for each in names if not keys.isdisjoint(each.labels)}
+    labelled = []
+    for image in images:
+        labels = found.get(image.id, NONE)
+        if stored is not None:
+            record = records.get(image.id)
+            if record is None or not listed.issuperset(record.names):
+                unread.setdefault(image.id, "containerd's records of its names are unreadable")
+            elif of_names and not of_names.keys().isdisjoint(record.names):
+                labels = labels.union(*(of_names[name] for name in record.names if name in of_names))
+        labelled.append(replace(image, labels=labels) if labels else image)
+    return tuple(labelled), LabelReading(asked, unread)
+
+
+class ConfigLabels:
+    """Reader of the labels in the configs of images, which never change for an image id."""
+
+    def __init__(self, read_config: Callable[[str], Awaitable[object]], within_s: float = LABELS_WITHIN_S) -> None:
+        """Create a reader.
+
+        Args:
+            read_config: returns the config of an image by id; raises ObservationError for an unusable config.
+            within_s: time limit in seconds of one reading.
+        """
+        self._read_config = read_config
+        self._within_s = within_s
+        self._known: tuple[frozenset[Label], Mapping[str, frozenset[Label] | str]] = NONE, {}
+
+    def clear(self) -> None:
+        """Forget all labels."""
+        self._known = NONE, {}
+
+    async def read(
+        self, image_ids: Sequence[str], asked: frozenset[Label]
+    ) -> tuple[dict[str, frozenset[Label]], dict[str, str]]:
+        """Return the asked labels of each image by id, and the cause for each image whose labels are unknown.
+
+        Only the asked labels are stored. A config that is too long or malformed is read once, too.
+        """
+        earlier, entries = self._known
+        same = asked <= earlier
+        asked = earlier if same else asked
+        known = {each: entries[each] for each in image_ids if each in entries} if same else {}
+        missing = [each for each in image_ids if each not in known]
+        failed: dict[str, str] = dict.fromkeys(missing, f"not read within {self._within_s:g} s of this observation")
+        shared: dict[frozenset[Label], frozenset[Label]] = {}
+
+        async def read(image_id: str) -> None:
+            try:
+                config = await self._read_config(image_id)
+            except RuntimeRequestError as error:
+                failed[image_id] = str(error)
+            except ObservationError as error:
+                known[image_id] = str(error)
+            else:
+                labels = None if config is None else labels_in_config(config)
+                if config is None:
+                    failed[image_id] = "the runtime does not report its config"
+                elif labels is None:
+                    known[image_id] = "its config has no readable labels"
+                else:
+                    found = _matching(asked, labels)
+                    known[image_id] = shared.setdefault(found, found)
+
+        try:
+            async with asyncio.timeout(self._within_s):
+                await run_bounded(read, missing)
+        except TimeoutError:
+            pass
+        self._known = asked, known
+        failed = {image_id: cause for image_id, cause in failed.items() if image_id not in known}
+        failed |= {image_id: each for image_id, each in known.items() if isinstance(each, str)}
+        return {image_id: each for image_id, each in known.items() if not isinstance(each, str)}, failed
 
 
 class ObservationStore(Protocol):

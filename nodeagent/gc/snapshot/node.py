@@ -34,7 +34,9 @@ from nodeagent.runtime.storage_graph import snapshotters_by_container, unlisted_
 from nodeagent.store.database import SnapshotFigures, Store
 
 if TYPE_CHECKING:
+    from nodeagent.gc.plan.image_protection import ProtectionRule
     from nodeagent.model.pods import PodList
+    from nodeagent.model.runtime import Label
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.store.clock_record import ClockReading
@@ -132,6 +134,7 @@ class NodeSnapshotReader:
         find_running: FindRunning,
         read_pod_images: PodImageSource = no_pod_images,
         read_pod_list: Callable[[], PodList | None] = lambda: None,
+        rules: Sequence[ProtectionRule] = (),
         confirm_s: float = CONFIRM_S,
     ) -> None:
         """Compose the observer.
@@ -151,6 +154,7 @@ class NodeSnapshotReader:
             find_running: finds running containers by the kernel's cgroups; blocking.
             read_pod_images: reads the images that pods of this node reference.
             read_pod_list: returns the pod list of the API server.
+            rules: protection rules, whose labels are read.
             confirm_s: time in seconds before a second reading of contradictory lists.
         """
         self._cri = cri
@@ -169,13 +173,14 @@ class NodeSnapshotReader:
             memory=memory,
             read_holds=read_holds,
             read_pod_images=read_pod_images,
+            rules=rules,
         )
         list_stored, list_records = self.images.list_stored, self.images.list_records
         self._lists = ListCheck(cri, find_running, list_stored, list_records, confirm_s=confirm_s)
         self.list_problem = ""
 
-    async def observe(self, scope: Scope) -> NodeSnapshot:
-        """Return the current state of the node.
+    async def observe(self, scope: Scope, labels: frozenset[Label] = frozenset()) -> NodeSnapshot:
+        """Return the current state of the node; ``labels`` of images are read besides those of rules and holds.
 
         Raises:
             RuntimeUnavailableError: no connection to the runtime.
@@ -183,13 +188,13 @@ class NodeSnapshotReader:
         """
         began_s = self._monotonic_s()
         try:
-            snapshot = await self._observe(scope)
+            snapshot = await self._observe(scope, labels)
         except RuntimeUnavailableError:
             await asyncio.to_thread(self._memory.interrupt, GapCause.RUNTIME_UNAVAILABLE)
             raise
         return replace(snapshot, reading_s=self._monotonic_s() - began_s)
 
-    async def _observe(self, scope: Scope) -> NodeSnapshot:
+    async def _observe(self, scope: Scope, labels: frozenset[Label]) -> NodeSnapshot:
         warnings: list[str] = []
         directories, links = await self._list_logs(scope, warnings)
         with_images = scope is not Scope.CONTAINERS
@@ -234,7 +239,7 @@ class NodeSnapshotReader:
             with_valid_times, snapshot, at, self._memory.first_seen, with_details=scope is not Scope.IMAGES
         )
         if with_images:
-            snapshot = await self.images.complete(snapshot, checked, status, reported, warnings, at)
+            snapshot = await self.images.complete(snapshot, checked, status, reported, warnings, at, labels)
         return replace(snapshot, warnings=tuple(warnings))
 
     async def _list_logs(

@@ -107,7 +107,13 @@ async def test_top_shows_pods_in_eviction_order(capsys: pytest.CaptureFixture[st
 @pytest.mark.usefixtures("node")
 @pytest.mark.parametrize(
     ("image", "is_noted"),
-    [(IMAGE, False), ("registry.example/*", False), ("registry.example/ap:v1", True), ("regex:^none$", True)],
+    [
+        (IMAGE, False),
+        ("registry.example/*", False),
+        ("registry.example/ap:v1", True),
+        ("regex:^none$", True),
+        ("label:none", False),
+    ],
 )
 @pytest.mark.parametrize("form", ["table", "json"])
 async def test_hold_that_matches_no_image_has_a_note(

@@ -124,6 +124,7 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
         read_role=standalone,
         find_running=lambda _known: (frozenset(), False),
         read_pod_images=options.read_pod_images,
+        rules=options.policy.images.protection.rules,
     )
     removers = RemoverFactory(
         cri,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.pass_state import Preview as PreviewOfPass
     from nodeagent.model.decision import Decision
     from nodeagent.model.node import NodeSnapshot
-    from nodeagent.model.runtime import FsObservation
+    from nodeagent.model.runtime import FsObservation, Label
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ class Node:
         self.gone: list[str] = []
         self.extra_bytes = {each.path: 0 for each in observed.image_filesystems}
 
-    async def observe(self, _scope: Scope) -> NodeSnapshot:
+    async def observe(self, _scope: Scope, _labels: frozenset[Label] = frozenset()) -> NodeSnapshot:
         kept = tuple(each for each in self.observed.images if each.id not in self.gone)
         storage = self.observed.storage
         assert storage is not None

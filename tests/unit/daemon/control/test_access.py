@@ -147,11 +147,12 @@ async def test_patterns_of_all_members_together_have_a_maximum_length_from_their
     await as_actor.ask("AddHold", pattern)
 
 
-async def test_member_cannot_hold_images_by_a_regular_expression(as_actor: Node) -> None:
-    code, why = await as_actor.refused("AddHold", api.AddHoldRequest(image="regex:^app", seconds=60))
-    assert (code, "only root places holds by regular expressions" in why) == (400, True), why
+@pytest.mark.parametrize("image", ["regex:^app", "label:keep", " label:keep=yes"])
+async def test_member_cannot_hold_images_by_a_regular_expression_or_a_label(as_actor: Node, image: str) -> None:
+    code, why = await as_actor.refused("AddHold", api.AddHoldRequest(image=image, seconds=60))
+    assert (code, "only root places holds by regular expressions or labels" in why) == (400, True), why
     as_actor.peer[0] = ROOT
-    assert (await as_actor.ask("AddHold", api.AddHoldRequest(image="regex:^app", seconds=60)))["image"] == "regex:^app"
+    assert (await as_actor.ask("AddHold", api.AddHoldRequest(image=image, seconds=60)))["image"] == image
 
 
 @pytest.mark.parametrize("placed_by", [ROOT, OTHER_MEMBER])

@@ -22,12 +22,15 @@ from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.model.decision import Reason, ReasonCode
 from nodeagent.model.node import Hold, NodeSnapshot, PodImages
+from nodeagent.model.runtime import LabelReading
+from nodeagent.record import replace
 from tests.unit.builders import NOW, container, digest, filesystem, image, snapshot, used
 
 if TYPE_CHECKING:
     from nodeagent.model.runtime import Image
 
-PROTECTION = ProtectionPolicy((parse_rule("r.io/*"),), irreplaceable=Irreplaceable.NEVER)
+PROTECTION = ProtectionPolicy((parse_rule("r.io/*"), parse_rule("label:keep")), irreplaceable=Irreplaceable.NEVER)
+READ = LabelReading(frozenset({("keep", None)}))
 PRECEDENCE = [
     "not-in-plan",
     "in-use-by-container",
@@ -37,6 +40,7 @@ PRECEDENCE = [
     "protected",
     "irreplaceable",
     "held",
+    "labels-unknown",
     "failed-earlier",
     "used-this-pass",
     "use-unknown",
@@ -53,6 +57,7 @@ def node(**fields: object) -> NodeSnapshot:
         holds_error="cannot read holds",
         image_sources={"all": frozenset(), "one": frozenset({"other"})},
         pod_images=PodImages({"r.io/pause:1": ("shop/web (kubelet)",)}),
+        label_reading=replace(READ, unread={"all": "call failed"}),
         **fields,
     )
 
@@ -95,7 +100,7 @@ def test_all_reasons_of_an_image_are_in_order_of_precedence() -> None:
 
 
 def test_image_without_a_keep_reason_is_absent() -> None:
-    observed = snapshot(image("a", "q.io/app:1"))
+    observed = snapshot(image("a", "q.io/app:1"), label_reading=READ)
     context = keep_context(observed, PROTECTION, find_users(observed), failed={}, only=None)
     assert first_keep_reasons(context) == {}
 

@@ -17,6 +17,7 @@ PAUSE = Image("sha256:" + HEX, ("registry.k8s.io/pause:3.9",), (f"registry.k8s.i
 HUB = Image("sha256:" + "1" * 64, ("docker.io/library/nginx:1.27", "docker.io/team/app:2"))
 PORT = Image("sha256:" + "2" * 64, ("reg.example:5000/team/app:v1",))
 UNTAGGED = Image("3" * 64)
+LABELLED = Image("4" * 64, labels=frozenset({("team", "db=1"), ("team", None), ("empty", ""), ("empty", None)}))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,13 @@ UNTAGGED = Image("3" * 64)
         pytest.param(f"sha256:{'f' * 64}", PAUSE, f"registry.k8s.io/pause@sha256:{'f' * 64}", id="repo digest"),
         pytest.param(f"sha256:{'3' * 64}", UNTAGGED, UNTAGGED.id, id="id listed without sha256"),
         pytest.param("*", UNTAGGED, "", id="an image without a name matches no pattern"),
+        pytest.param("label:team=db=1", LABELLED, "label team=db=1", id="label"),
+        pytest.param("label:team", LABELLED, "label team", id="label with any value"),
+        pytest.param("label:empty=", LABELLED, "label empty=", id="label with an empty value"),
+        pytest.param("label:team=", LABELLED, "", id="label with another value"),
+        pytest.param("label:team=*", LABELLED, "", id="an asterisk in a label has no meaning"),
+        pytest.param("label:Team", LABELLED, "", id="case counts in labels"),
+        pytest.param("label:team", PAUSE, "", id="image without labels"),
     ],
 )
 def test_rule_matches_by_pattern_expression_or_digest(rule: str, image: Image, matched: str) -> None:
@@ -83,6 +91,8 @@ def test_reason_has_the_first_matching_rule() -> None:
         ("regex:a{0,1000}{0,1000}", "is not a regular expression"),
         ("a" * 257, "'aaaa.*' is not a pattern: 257 characters, more than 256: write a pattern such as"),
         ("regex:\udcff", "is not a regular expression: "),
+        ("label:", "'label:' has no key: write a pattern such as"),
+        ("label:=value", "has no key"),
         ("sha256:abc", "'sha256:abc' is not a full digest: write a pattern such as"),
         ("digest:nginx", "is not a full digest"),
         ("sha256:" + "G" * 64, "is not a full digest"),

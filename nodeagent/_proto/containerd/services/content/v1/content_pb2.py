@@ -26,7 +26,7 @@ from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n=nodeagent/_proto/containerd/services/content/v1/content.proto\x12\x1e\x63ontainerd.services.content.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf5\x01\n\x04Info\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\x12.\n\ncreated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12@\n\x06labels\x18\x05 \x03(\x0b\x32\x30.containerd.services.content.v1.Info.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1d\n\x0bInfoRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"B\n\x0cInfoResponse\x12\x32\n\x04info\x18\x01 \x01(\x0b\x32$.containerd.services.content.v1.Info\"%\n\x12ListContentRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\"I\n\x13ListContentResponse\x12\x32\n\x04info\x18\x01 \x03(\x0b\x32$.containerd.services.content.v1.Info\"&\n\x14\x44\x65leteContentRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\xa6\x01\n\x06Status\x12.\n\nstarted_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03ref\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\r\n\x05total\x18\x05 \x01(\x03\x12\x10\n\x08\x65xpected\x18\x06 \x01(\t\"&\n\x13ListStatusesRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\"P\n\x14ListStatusesResponse\x12\x38\n\x08statuses\x18\x01 \x03(\x0b\x32&.containerd.services.content.v1.Status\"\x9e\x02\n\x13WriteContentRequest\x12;\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32+.containerd.services.content.v1.WriteAction\x12\x0b\n\x03ref\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\x03\x12\x10\n\x08\x65xpected\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12O\n\x06labels\x18\x07 \x03(\x0b\x32?.containerd.services.content.v1.WriteContentRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe2\x01\n\x14WriteContentResponse\x12;\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32+.containerd.services.content.v1.WriteAction\x12.\n\nstarted_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\r\n\x05total\x18\x05 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t*.\n\x0bWriteAction\x12\x08\n\x04STAT\x10\x00\x12\t\n\x05WRITE\x10\x01\x12\n\n\x06\x43OMMIT\x10\x02\x32\xaa\x04\n\x07\x43ontent\x12\x61\n\x04Info\x12+.containerd.services.content.v1.InfoRequest\x1a,.containerd.services.content.v1.InfoResponse\x12q\n\x04List\x12\x32.containerd.services.content.v1.ListContentRequest\x1a\x33.containerd.services.content.v1.ListContentResponse0\x01\x12V\n\x06\x44\x65lete\x12\x34.containerd.services.content.v1.DeleteContentRequest\x1a\x16.google.protobuf.Empty\x12y\n\x0cListStatuses\x12\x33.containerd.services.content.v1.ListStatusesRequest\x1a\x34.containerd.services.content.v1.ListStatusesResponse\x12v\n\x05Write\x12\x33.containerd.services.content.v1.WriteContentRequest\x1a\x34.containerd.services.content.v1.WriteContentResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n=nodeagent/_proto/containerd/services/content/v1/content.proto\x12\x1e\x63ontainerd.services.content.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf5\x01\n\x04Info\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\x12.\n\ncreated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12@\n\x06labels\x18\x05 \x03(\x0b\x32\x30.containerd.services.content.v1.Info.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1d\n\x0bInfoRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"B\n\x0cInfoResponse\x12\x32\n\x04info\x18\x01 \x01(\x0b\x32$.containerd.services.content.v1.Info\"%\n\x12ListContentRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\"I\n\x13ListContentResponse\x12\x32\n\x04info\x18\x01 \x03(\x0b\x32$.containerd.services.content.v1.Info\"B\n\x12ReadContentRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\"3\n\x13ReadContentResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"&\n\x14\x44\x65leteContentRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\xa6\x01\n\x06Status\x12.\n\nstarted_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03ref\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\r\n\x05total\x18\x05 \x01(\x03\x12\x10\n\x08\x65xpected\x18\x06 \x01(\t\"&\n\x13ListStatusesRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\"P\n\x14ListStatusesResponse\x12\x38\n\x08statuses\x18\x01 \x03(\x0b\x32&.containerd.services.content.v1.Status\"\x9e\x02\n\x13WriteContentRequest\x12;\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32+.containerd.services.content.v1.WriteAction\x12\x0b\n\x03ref\x18\x02 \x01(\t\x12\r\n\x05total\x18\x03 \x01(\x03\x12\x10\n\x08\x65xpected\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12O\n\x06labels\x18\x07 \x03(\x0b\x32?.containerd.services.content.v1.WriteContentRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe2\x01\n\x14WriteContentResponse\x12;\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32+.containerd.services.content.v1.WriteAction\x12.\n\nstarted_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\r\n\x05total\x18\x05 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t*.\n\x0bWriteAction\x12\x08\n\x04STAT\x10\x00\x12\t\n\x05WRITE\x10\x01\x12\n\n\x06\x43OMMIT\x10\x02\x32\x9d\x05\n\x07\x43ontent\x12\x61\n\x04Info\x12+.containerd.services.content.v1.InfoRequest\x1a,.containerd.services.content.v1.InfoResponse\x12q\n\x04List\x12\x32.containerd.services.content.v1.ListContentRequest\x1a\x33.containerd.services.content.v1.ListContentResponse0\x01\x12q\n\x04Read\x12\x32.containerd.services.content.v1.ReadContentRequest\x1a\x33.containerd.services.content.v1.ReadContentResponse0\x01\x12V\n\x06\x44\x65lete\x12\x34.containerd.services.content.v1.DeleteContentRequest\x1a\x16.google.protobuf.Empty\x12y\n\x0cListStatuses\x12\x33.containerd.services.content.v1.ListStatusesRequest\x1a\x34.containerd.services.content.v1.ListStatusesResponse\x12v\n\x05Write\x12\x33.containerd.services.content.v1.WriteContentRequest\x1a\x34.containerd.services.content.v1.WriteContentResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFO_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_WRITECONTENTREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_WRITECONTENTREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_WRITEACTION']._serialized_start=1469
-  _globals['_WRITEACTION']._serialized_end=1515
+  _globals['_WRITEACTION']._serialized_start=1590
+  _globals['_WRITEACTION']._serialized_end=1636
   _globals['_INFO']._serialized_start=160
   _globals['_INFO']._serialized_end=405
   _globals['_INFO_LABELSENTRY']._serialized_start=360
@@ -51,20 +51,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTCONTENTREQUEST']._serialized_end=543
   _globals['_LISTCONTENTRESPONSE']._serialized_start=545
   _globals['_LISTCONTENTRESPONSE']._serialized_end=618
-  _globals['_DELETECONTENTREQUEST']._serialized_start=620
-  _globals['_DELETECONTENTREQUEST']._serialized_end=658
-  _globals['_STATUS']._serialized_start=661
-  _globals['_STATUS']._serialized_end=827
-  _globals['_LISTSTATUSESREQUEST']._serialized_start=829
-  _globals['_LISTSTATUSESREQUEST']._serialized_end=867
-  _globals['_LISTSTATUSESRESPONSE']._serialized_start=869
-  _globals['_LISTSTATUSESRESPONSE']._serialized_end=949
-  _globals['_WRITECONTENTREQUEST']._serialized_start=952
-  _globals['_WRITECONTENTREQUEST']._serialized_end=1238
+  _globals['_READCONTENTREQUEST']._serialized_start=620
+  _globals['_READCONTENTREQUEST']._serialized_end=686
+  _globals['_READCONTENTRESPONSE']._serialized_start=688
+  _globals['_READCONTENTRESPONSE']._serialized_end=739
+  _globals['_DELETECONTENTREQUEST']._serialized_start=741
+  _globals['_DELETECONTENTREQUEST']._serialized_end=779
+  _globals['_STATUS']._serialized_start=782
+  _globals['_STATUS']._serialized_end=948
+  _globals['_LISTSTATUSESREQUEST']._serialized_start=950
+  _globals['_LISTSTATUSESREQUEST']._serialized_end=988
+  _globals['_LISTSTATUSESRESPONSE']._serialized_start=990
+  _globals['_LISTSTATUSESRESPONSE']._serialized_end=1070
+  _globals['_WRITECONTENTREQUEST']._serialized_start=1073
+  _globals['_WRITECONTENTREQUEST']._serialized_end=1359
   _globals['_WRITECONTENTREQUEST_LABELSENTRY']._serialized_start=360
   _globals['_WRITECONTENTREQUEST_LABELSENTRY']._serialized_end=405
-  _globals['_WRITECONTENTRESPONSE']._serialized_start=1241
-  _globals['_WRITECONTENTRESPONSE']._serialized_end=1467
-  _globals['_CONTENT']._serialized_start=1518
-  _globals['_CONTENT']._serialized_end=2072
+  _globals['_WRITECONTENTRESPONSE']._serialized_start=1362
+  _globals['_WRITECONTENTRESPONSE']._serialized_end=1588
+  _globals['_CONTENT']._serialized_start=1639
+  _globals['_CONTENT']._serialized_end=2308
 # @@protoc_insertion_point(module_scope)

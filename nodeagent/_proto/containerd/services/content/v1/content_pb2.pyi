@@ -172,6 +172,54 @@ class ListContentResponse(_message.Message):
 Global___ListContentResponse: _TypeAlias = ListContentResponse  # noqa: Y015
 
 @_typing.final
+class ReadContentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    offset: _builtins.int
+    size: _builtins.int
+    """bytes; 0: to the end"""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "offset", b"offset", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadContentRequest: _TypeAlias = ReadContentRequest  # noqa: Y015
+
+@_typing.final
+class ReadContentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadContentResponse: _TypeAlias = ReadContentResponse  # noqa: Y015
+
+@_typing.final
 class DeleteContentRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
