@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
@@ -21,16 +20,18 @@ from nodeagent.cluster.plan.workloads import IN_CLUSTER
 from nodeagent.config.files import UNTRUSTED
 from nodeagent.daemon import control_documents as diagnostics
 from nodeagent.daemon.documents import Status
+from nodeagent.daemon.node_filesystems import NodeFilesystemReader, places, read_places
 from nodeagent.doctor import host_facts
 from nodeagent.doctor.plan import node
 from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
-from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError, ObservationError
+from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
+from nodeagent.eviction.signals import EvictionSignalReader, nodefs_path
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.commands import run
-from nodeagent.host.filesystems import filesystem_id, read_filesystem
-from nodeagent.host.kubelet_traces import KUBELET_ROOT, read_kubelet_traces
+from nodeagent.host.filesystems import filesystem_id
+from nodeagent.host.kubelet_traces import read_kubelet_traces
 from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
 from nodeagent.host.node import node_name
 from nodeagent.host.server_certificate import read_certificate, server_context
@@ -52,7 +53,8 @@ from nodeagent.units import SystemClock
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
     from nodeagent.host.dbus import LogindFacts
-    from nodeagent.model.runtime import FsObservation, Image
+    from nodeagent.model.pressure import NodeFilesystem
+    from nodeagent.model.runtime import Image
     from nodeagent.runtime.cri import ImageFsInfo
     from nodeagent.settings.settings import Settings
 
@@ -152,7 +154,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[nod
         "logind-delay": lambda: shutdown_findings(settings, root),
         "role": lambda: role_findings(settings, root),
         "kubelet-overlap": lambda: kubelet_findings(settings, root),
-        "filesystems": lambda: [filesystems_finding(settings, root)],
+        "filesystems": lambda: [filesystems_finding(settings)],
         "state-directory": lambda: [state_finding(settings)],
         "stores": lambda: [store_finding(settings)],
         "holds": lambda: [hold_finding(settings)],
@@ -399,20 +401,21 @@ def image_gc_start_percent(settings: Settings) -> int | None:
 # ---- state, journal and unit
 
 
-def filesystems_finding(settings: Settings, root: Path) -> node.Finding:
-    """Return the finding on the filesystems that the runtime, the pods and the agent need, except imagefs.
+def filesystems_finding(settings: Settings) -> node.Finding:
+    """Return the finding on the filesystems that the runtime, the pods and the agent need."""
+    reader = EvictionSignalReader(settings.eviction, SystemClock(), pod_log_root=settings.pod_log_root)
 
-    The directory of the runtime's socket also has its state.
-    """
-    socket = _socket(_endpoint(settings, root))
-    runtime = [Path(socket).parent] if socket else []
-    paths = (*runtime, settings.pod_log_root, KUBELET_ROOT, settings.state_directory)
-    found: dict[int, FsObservation] = {}
-    for path in paths:
-        with suppress(ObservationError):  # the path does not exist
-            reading = read_filesystem(str(path), SystemClock())
-            found.setdefault(reading.device_id, reading)
-    return node.check_filesystems(tuple(found.values()))
+    async def read(agent: Agent) -> tuple[NodeFilesystem, ...]:
+        find = agent.observer.images.find_filesystems
+        layout, _ = await reader.read_layout_or_nodefs(agent.cri, settings.imagefs_path, find)
+        return await NodeFilesystemReader(agent).read(layout.paths)
+
+    try:
+        found = run_with_agent(settings, read)
+    except NodeAgentError:  # no runtime
+        paths = SignalPaths(nodefs_path(settings.pod_log_root))
+        found = read_places(places(settings, paths), SystemClock())
+    return node.check_filesystems(found)
 
 
 def state_finding(settings: Settings) -> node.Finding:

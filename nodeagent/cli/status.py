@@ -290,8 +290,8 @@ def _is_shown(signal: SignalDocument) -> bool:
 def gauges(status: Status, columns: int | None) -> Iterator[Line]:
     """Yield bars of filesystems, memory, process ids, stalls and every exceeded signal; then the conditions.
 
-    A bar is filled by the used share or the stalled share of time. On a narrow terminal bars are shorter and paths are
-    omitted.
+    A bar is filled by the used share or the stalled share of time. On a narrow terminal bars are shorter, and paths and
+    lower shares of used inodes are omitted.
     """
     wide = columns is None or columns >= _WIDE
     cells = _BAR if wide else _SHORT_BAR
@@ -308,9 +308,14 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
         line = Line(f"{each.name:<{label}} ").append_bar(used / 100, cells, bad=high is not None and used >= high)
         line.append(f" {used:>3}%", "bold")
         line.append(f" {format_bytes(used_bytes)} of {format_bytes(capacity_bytes)}")
+        inodes = given(each.inodes) or 0
+        inodes_used = 100 - 100 * (given(each.inodes_free) or 0) // inodes if inodes else 0
+        if inodes and (wide or inodes_used > used):
+            line.append(f", inodes {inodes_used}%")
         if high is not None:
             line.append(f" (high {high}%, low {each.low_percent}%)", "dim")
-        yield line.append(f" {each.path}", "dim") if wide else line
+        more = ", ".join(role for role in each.roles if role not in each.name.split())
+        yield line.append(f" {each.path} ({more})" if more else f" {each.path}", "dim") if wide else line
     for signal in signals:
         met = [one for one in signal.thresholds if one.met]
         share = used_share(signal)
@@ -321,8 +326,11 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
         else:
             line.append(f" {amount(signal, signal.available)} available of {amount(signal, signal.capacity)}")
         yield line.append("".join(f"  exceeded: {one.text}" for one in met), "bold red")
-    found = ", ".join(status.conditions)
-    yield Line(found or "no pressure", "bold red" if found else "green")
+    found, nearly_full = ", ".join(status.conditions), [each.nearly_full for each in status.filesystems]
+    if found or not any(nearly_full):
+        yield Line(found or "no pressure", "bold red" if found else "green")
+    for sentence in filter(None, nearly_full):
+        yield Line(escape(sentence), "bold red")
     for statement in status.unrelieved:
         yield Line(statement, "bold red")
 

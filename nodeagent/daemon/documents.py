@@ -114,16 +114,19 @@ class PodListStatus(Part, frozen=True, kw_only=True):
 
 
 class FilesystemStatus(Part, frozen=True, kw_only=True):
-    """A filesystem with its thresholds.
+    """A filesystem that the runtime, the pods or the agent need, with the thresholds of image GC.
 
     Attributes:
+        roles: all its roles; empty in the response of an older daemon.
         high_percent: usage at which image removal starts; ``None`` for filesystems without image GC.
         low_percent: usage at which image removal stops; ``None`` as for ``high_percent``.
         capacity_bytes: capacity; absent, like all readings, if the filesystem could not be read.
+        nearly_full: sentence with the consequences if less than 5 % of its bytes or inodes are available.
         problem: cause of the failed reading; absent otherwise.
     """
 
     name: str
+    roles: tuple[str, ...] = ()
     high_percent: int | None
     low_percent: int | None
     path: str
@@ -133,6 +136,7 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
     inodes: int | UnsetType = UNSET
     inodes_free: int | UnsetType = UNSET
     observed_at: Time | UnsetType = UNSET
+    nearly_full: str = ""
     problem: str | UnsetType = UNSET
 
 

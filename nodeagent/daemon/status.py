@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
@@ -15,8 +13,9 @@ from nodeagent import __version__
 from nodeagent.api.common import Filesystem
 from nodeagent.daemon import documents
 from nodeagent.daemon.health import not_ready
+from nodeagent.daemon.node_filesystems import NodeFilesystemReader
 from nodeagent.daemon.report_document import NodeReport
-from nodeagent.errors import NodeAgentError, ObservationError, StoreError
+from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.eviction.documents import PodUsageDocument, Pressure, SignalDocument
 from nodeagent.eviction.plan.planner import eviction_order
 from nodeagent.eviction.plan.state import Evaluation, EvictionState
@@ -26,7 +25,6 @@ from nodeagent.gc.documents.readings import preview_collection
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.image_protection import holds_in_force
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.node import node_name
 from nodeagent.loops import passes as loop_status
 from nodeagent.model import pressure as model
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.gc.agent import Agent
     from nodeagent.model.pods import PodInventory
-    from nodeagent.model.runtime import ImageFilesystem
     from nodeagent.pods.reader import PodReader
     from nodeagent.settings.settings import Settings
 
@@ -64,9 +61,8 @@ class StatusReader:
         find = agent.observer.images.find_filesystems
         self._layouts = LayoutCache(self._reader, agent.cri, agent.settings.imagefs_path, find)
         self._one_at_a_time = asyncio.Lock()
-        self._filesystems: asyncio.Future[tuple[documents.FilesystemStatus, ...]] | None = None
+        self._filesystems = NodeFilesystemReader(agent)
         self._pods: PodReader | None = None
-        self._others: tuple[ImageFilesystem, ...] = ()
         self.earlier: SignalReadings | None = None
 
     async def read(self, state: EvictionState) -> tuple[SignalLayout, SignalReadings, Evaluation, tuple[str, ...]]:
@@ -92,22 +88,23 @@ class StatusReader:
 
     async def filesystems(self, layout: SignalLayout) -> tuple[documents.FilesystemStatus, ...]:
         """Return the usage of each filesystem, or the cause of a missing reading."""
-        filesystems = _filesystems(self._agent, layout, await self._other_image_filesystems())
-        if self._filesystems is None or self._filesystems.done():
-            self._filesystems = asyncio.ensure_future(asyncio.to_thread(_read_usage, self._agent, filesystems))
-        reading = self._filesystems
-        done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
-        if done:
-            return await reading
-        late = f"not read: a filesystem does not answer within {_READ_WITHIN_S:g} s"
-        return tuple(structs.replace(each, problem=late) for each in filesystems)
-
-    async def _other_image_filesystems(self) -> tuple[ImageFilesystem, ...]:
-        """Return the additional image filesystems; the last known list if the runtime does not answer."""
-        with suppress(NodeAgentError, TimeoutError):
-            async with asyncio.timeout(_RUNTIME_WITHIN_S):
-                self._others = (await self._agent.observer.images.find_filesystems())[1:]
-        return self._others
+        settings, images = self._agent.settings, self._agent.settings.policy.images
+        found = []
+        for each in await self._filesystems.read(layout.paths):
+            collected = model.FilesystemRole.IMAGEFS in each.roles and settings.image_interval_s is not None
+            reading = {} if each.observed is None else structs.asdict(Filesystem.of(each.observed))
+            values = {**reading, "path": each.path, **({"problem": each.problem} if each.problem else {})}
+            found.append(
+                documents.FilesystemStatus(
+                    name=each.name,
+                    roles=tuple(role.value for role in each.roles),
+                    high_percent=images.high_threshold_percent if collected else None,
+                    low_percent=images.low_threshold_percent if collected else None,
+                    nearly_full=each.nearly_full,
+                    **values,
+                )
+            )
+        return tuple(found)
 
 
 async def pressure_document(reader: StatusReader, state: EvictionState | None = None) -> Pressure:
@@ -310,44 +307,6 @@ async def _pod_lists(agent: Agent) -> tuple[documents.PodListStatus, ...]:
     except TimeoutError:
         state = before.with_error(f"{before.address}: no answer within {_READ_WITHIN_S:g} s")
     return (*watched, documents.PodListStatus.of(state or before))
-
-
-def _filesystems(
-    agent: Agent, layout: SignalLayout, others: Sequence[ImageFilesystem]
-) -> tuple[documents.FilesystemStatus, ...]:
-    """Return the filesystems with their thresholds, without usage."""
-    paths, images = layout.paths, agent.settings.policy.images
-    single = layout.layout is model.FilesystemLayout.SINGLE
-    found: list[documents.FilesystemStatus] = []
-    named = [("imagefs", paths.imagefs), *((f"imagefs {each.label}", each.path) for each in others)]
-    for name, path in (*named, ("nodefs", paths.nodefs), ("containerfs", paths.containerfs)):
-        if path is None or (name == "nodefs" and single and paths.imagefs is not None):
-            continue
-        if name == "containerfs" and layout.layout is not model.FilesystemLayout.SPLIT:
-            continue
-        collected = name.startswith("imagefs") and agent.settings.image_interval_s is not None
-        found.append(
-            documents.FilesystemStatus(
-                name=f"{name} = nodefs" if name == "imagefs" and single else name,
-                high_percent=images.high_threshold_percent if collected else None,
-                low_percent=images.low_threshold_percent if collected else None,
-                path=path,
-            )
-        )
-    return tuple(found)
-
-
-def _read_usage(
-    agent: Agent, filesystems: tuple[documents.FilesystemStatus, ...]
-) -> tuple[documents.FilesystemStatus, ...]:
-    found = []
-    for each in filesystems:
-        try:
-            reading = Filesystem.of(read_filesystem(each.path, agent.clock))
-            found.append(structs.replace(each, **structs.asdict(reading)))
-        except ObservationError as error:
-            found.append(structs.replace(each, problem=str(error)))
-    return tuple(found)
 
 
 def _loops(context: DaemonContext | None) -> tuple[documents.LoopStatusDocument, ...]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Generic, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from nodeagent.record import Record, field
+
+if TYPE_CHECKING:
+    from nodeagent.model.runtime import FsObservation
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -61,11 +66,73 @@ class NodeCondition(StrEnum):
 
 
 class FilesystemRole(StrEnum):
-    """Role of a filesystem; several roles may share one device."""
+    """Role of a filesystem; several roles may share one device. The first three have eviction signals.
+
+    The values are part of the JSON output and of metrics; existing values never change.
+
+    Attributes:
+        POD_LOGS: log directories of the pods.
+        POD_VOLUMES: volumes of the pods, below the root directory of the kubelet.
+        RUNTIME_STATE: state of running sandboxes and containers, such as ``/run/containerd``.
+        AGENT_STATE: databases of the agent.
+    """
 
     NODEFS = "nodefs"
     IMAGEFS = "imagefs"
     CONTAINERFS = "containerfs"
+    POD_LOGS = "pod-logs"
+    POD_VOLUMES = "pod-volumes"
+    RUNTIME_STATE = "runtime-state"
+    AGENT_STATE = "agent-state"
+
+
+NEARLY_FULL_PERCENT: Final = 5
+"""Available share of bytes or inodes below which a filesystem is reported as nearly full."""
+_EFFECTS: Final[Mapping[FilesystemRole, str]] = MappingProxyType(
+    {
+        FilesystemRole.IMAGEFS: "image pulls fail",
+        FilesystemRole.NODEFS: "no pod starts",
+        FilesystemRole.CONTAINERFS: "writes of containers fail",
+        FilesystemRole.POD_LOGS: "container logs are lost",
+        FilesystemRole.POD_VOLUMES: "no pod starts",
+        FilesystemRole.RUNTIME_STATE: "no pod starts",
+        FilesystemRole.AGENT_STATE: "the agent records nothing",
+    }
+)
+
+
+class NodeFilesystem(Record):
+    """A filesystem that the runtime, the pods or the agent need.
+
+    Attributes:
+        name: name for display, such as ``imagefs = nodefs``.
+        path: path of the first role.
+        observed: reading of the filesystem; ``None`` after a failed reading.
+        problem: cause of the failed reading; empty after a successful reading.
+    """
+
+    name: str
+    path: str
+    roles: tuple[FilesystemRole, ...]
+    observed: FsObservation | None = None
+    problem: str = ""
+
+    @property
+    def nearly_full(self) -> str:
+        """Sentence on the available share and the consequences, if a share is below 5 %; otherwise empty."""
+        if self.observed is None:
+            return ""
+        shares = (
+            ("bytes", self.observed.available_bytes, self.observed.capacity_bytes),
+            ("inodes", self.observed.inodes_free, self.observed.inodes),
+        )
+        little = " and ".join(
+            f"{100 * available / total:.1f}% of {unit}"
+            for unit, available, total in shares
+            if total and 100 * available < NEARLY_FULL_PERCENT * total
+        )
+        effects = ", ".join(dict.fromkeys(_EFFECTS[each] for each in self.roles))
+        return f"{self.path} ({', '.join(self.roles)}): {little} available; if it is full: {effects}" if little else ""
 
 
 class FilesystemLayout(StrEnum):

@@ -43,8 +43,9 @@ class RuntimeStatus(Record):
         sandbox_image: the configured sandbox (pause) image; ``None`` where not reported (containerd 2.x).
         snapshotter: the configured snapshotter; ``None`` where not reported (containerd 2.x, other runtimes).
         snapshotters: the configured snapshotter and the snapshotters of the runtime handlers, where reported.
+        state_directory: directory with the state of running sandboxes and containers; empty where not reported.
 
-    Source: CRI ``StatusResponse``; the last three from the JSON under ``info["config"]``.
+    Source: CRI ``StatusResponse``; the last four from the JSON under ``info["config"]``.
     """
 
     ready: bool
@@ -52,6 +53,7 @@ class RuntimeStatus(Record):
     sandbox_image: str | None = None
     snapshotter: str | None = None
     snapshotters: tuple[str, ...] = ()
+    state_directory: str = ""
 
 
 class FilesystemUsage(Record):
@@ -137,6 +139,7 @@ def decode_status(message: api.StatusResponse) -> RuntimeStatus:
         sandbox_image=_text(config, "sandboxImage") or _text(config, "pinned_images", "sandbox") or None,
         snapshotter=_text(config, "containerd", "snapshotter") or None,
         snapshotters=_snapshotters(config),
+        state_directory=_text(config, "stateDir").rpartition("/")[0],  # the CRI plugin has a directory in it
     )
 
 
@@ -474,6 +477,11 @@ class CriClient:
         self._sandboxes = LongList(connection, _LIST_SANDBOXES, _STREAM_SANDBOXES, sandboxes.read)
         self._containers = LongList(connection, _LIST_CONTAINERS, _STREAM_CONTAINERS, containers.read)
         self._decoded = lists or DecodedLists()
+
+    @property
+    def socket(self) -> str:
+        """Path of the runtime's socket."""
+        return self._connection.socket
 
     async def version(self) -> RuntimeInfo:
         """Return the runtime's name and version. Source: CRI ``VersionResponse``."""

@@ -57,6 +57,7 @@ _WITHOUT_TARGET: Final = "containers"
 """Scope of passes without a target in bytes; target metrics of this scope would be 0 on every node."""
 _EVICTION_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _THRESHOLD: Final = ("threshold", "signal", "kind")
+_FILESYSTEM: Final = ("path", "roles")
 _PATH: Final = "path"  # label for additional image filesystems; Prometheus treats an empty label as absent
 
 _CRI_ERRORS: Final = "kubelet_runtime_operations_errors_total"
@@ -110,6 +111,12 @@ METRICS: Final[Mapping[str, Metric]] = {
     "nodeagent_signal_capacity_inodes": Metric(Kind.GAUGE, "Inodes of a signal's filesystem.", ("signal", _PATH)),
     "nodeagent_signal_available_pids": Metric(Kind.GAUGE, "Available process IDs.", ("signal", _PATH)),
     "nodeagent_signal_capacity_pids": Metric(Kind.GAUGE, "Limit of process IDs.", ("signal", _PATH)),
+    "nodeagent_filesystem_available_bytes": Metric(
+        Kind.GAUGE, "Available bytes of a filesystem that the runtime, the pods or the agent need.", _FILESYSTEM
+    ),
+    "nodeagent_filesystem_capacity_bytes": Metric(Kind.GAUGE, "Capacity of such a filesystem in bytes.", _FILESYSTEM),
+    "nodeagent_filesystem_available_inodes": Metric(Kind.GAUGE, "Free inodes of such a filesystem.", _FILESYSTEM),
+    "nodeagent_filesystem_capacity_inodes": Metric(Kind.GAUGE, "Inodes of such a filesystem.", _FILESYSTEM),
     "nodeagent_image_filesystem_available_bytes": Metric(
         Kind.GAUGE,
         "Available bytes of each image filesystem at the last pass, on nodes with several.",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.model.runtime import FsObservation
+from nodeagent.record import replace
 from tests.sim.clock import SimClock
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ class SimFilesystem:
             inodes_free=self._node.inodes_free,
             observed_at=clock.now(),
         )
+
+    def read_node_filesystem(self, path: str, clock: Clock) -> FsObservation:
+        """Return the current usage for any path: the simulated node has one filesystem.
+
+        Raises:
+            ObservationError: ``failing`` is set.
+        """
+        return replace(self.read_filesystem(self._node.root_path, clock), path=path)
 
     def read(self, path: str) -> FsObservation:
         """Return the current filesystem usage, with the time of the node's clock."""

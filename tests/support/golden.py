@@ -55,7 +55,7 @@ _MACHINE: Final = (
 """Labels of the lines of ``node describe`` that contain facts of the machine."""
 _MACHINE_CHECKS: Final = (
     *("clock", "cgroups", "pressure-stalls", "memory-thresholds", "cache-reclaim", "logind-delay", "inhibitor"),
-    *("journal", "unit"),
+    *("journal", "unit", "filesystems"),
 )
 """Checks of ``doctor`` that depend only on the machine."""
 _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
@@ -87,13 +87,14 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\(59m\d\ds left\)", "(59m59s left)"),
         (r"^warning: deleted files that are open: .*\n", ""),  # depends on the privileges of the tests
         (r"^(?:memory|io|cpu)\.psi\.\w+ .*\n", ""),
-        (r"^(nodefs|memory\.available|pid\.available)( +)[█░].*$", r"\1\2..."),
+        (r"^(nodefs|memory\.available|pid\.available)( +)[█░].*(?:\n  .*)*$", r"\1\2..."),
         (r"^(eviction +)(?:waiting|running|paused) .*$", r"\1..."),
         (r"^eviction: maintenance of .*\n(?:  .*\n)*", ""),
         (r"\bhold \d\b", "hold 9"),
         (r"^(imagefs +[█░]+ +\d+%) \S+ MiB of", r"\1 ### MiB of"),
+        (r"(?<=, inodes )\d+%", "9%"),
+        (r"^(?:pod-volumes|runtime-state|agent-state) .*\n", ""),
         (r"^(runtime metadata|host files|unexplained) +\S+ +\S+$", r"\1 ###"),
-        (r"(inodes available:)\s+/tmp/\S+", r"\1 ..."),
         (r"(?<=target )\S+ MiB", "##.# MiB"),
         (r"(?<=threshold: )\S+ MiB", "##.# MiB"),
         (r"\S+ MiB (?=short of the low)", "##.# MiB "),

@@ -18,12 +18,13 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from nodeagent import __version__
 from nodeagent.daemon.health import not_ready
+from nodeagent.daemon.node_filesystems import NodeFilesystemReader
 from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Unit
 from nodeagent.eviction.signals import LAYOUT_KEPT_S, EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.loops.passes import Activity
 from nodeagent.model.clock import not_before
 from nodeagent.model.pods import Completeness, PodListReading
-from nodeagent.model.pressure import NodeCondition
+from nodeagent.model.pressure import NodeCondition, NodeFilesystem
 from nodeagent.telemetry.counters import METRICS, Counters, Histogram, Kind
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
 
 
-ReadSignals = Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]
+_Read = tuple[SignalLayout, SignalReadings, tuple[NodeFilesystem, ...]]
+ReadSignals = Callable[[], Awaitable[_Read | None]]
 
 
 OPENMETRICS: Final = "application/openmetrics-text"
@@ -41,28 +43,30 @@ _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class SignalMetrics:
-    """Reads the eviction signals of the node for metrics, even if eviction is disabled."""
+    """Reads the eviction signals and the filesystems of the node for metrics, even if eviction is disabled."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
         self._reader_of: Agent | None = None
         self._reader: EvictionSignalReader | None = None
+        self._filesystems: NodeFilesystemReader | None = None
         self._layout: SignalLayout | None = None
         self._retry_at_s = 0.0
 
-    async def read(self) -> tuple[SignalLayout, SignalReadings] | None:
-        """Return the signal layout and the readings; ``None`` while no agent is composed.
+    async def read(self) -> _Read | None:
+        """Return the signal layout, the readings and the filesystems; ``None`` while no agent is composed.
 
-        Both omit the image filesystem until the runtime has reported its path once.
+        All omit the image filesystem until the runtime has reported its path once.
         """
         agent, now_s = self._context.agent, self._context.clock.monotonic_s()
         if agent is None:
             return None
-        if agent is not self._reader_of or self._reader is None:
+        if agent is not self._reader_of or self._reader is None or self._filesystems is None:
             self._reader_of, self._retry_at_s = agent, now_s
             self._reader = EvictionSignalReader(
                 agent.settings.eviction, agent.clock, pod_log_root=agent.settings.pod_log_root
             )
+            self._filesystems = NodeFilesystemReader(agent)
             self._layout = await self._reader.nodefs_layout()
         if self._context.counters.runtime_down:
             self._retry_at_s = now_s  # retried at the first scrape after the runtime is available again
@@ -76,7 +80,8 @@ class SignalMetrics:
         layout = self._layout
         if layout is None:
             return None
-        return layout, await self._reader.read(layout)
+        readings, filesystems = await asyncio.gather(self._reader.read(layout), self._filesystems.read(layout.paths))
+        return layout, readings, filesystems
 
 
 class Exposition(Collector):
@@ -87,7 +92,7 @@ class Exposition(Collector):
 
         Args:
             context: state of the daemon.
-            read_signals: reads the eviction signals; by default from this node.
+            read_signals: reads the eviction signals and the filesystems; by default from this node.
         """
         self._context = context
         self._read_signals = read_signals or SignalMetrics(context).read
@@ -202,12 +207,20 @@ class Exposition(Collector):
         at = self._times[name, *labels] = not_before(at, self._times.get((name, *labels)))
         gauges.set(name, at.timestamp(), *labels)
 
-    def _set_pressure_gauges(self, gauges: Counters, signals: tuple[SignalLayout, SignalReadings] | None) -> None:
+    def _set_pressure_gauges(self, gauges: Counters, signals: _Read | None) -> None:
         for condition in NodeCondition:
             gauges.set("nodeagent_node_condition", condition in self._context.eviction.reported, condition.value)
         if signals is None:
             return
-        layout, readings = signals
+        layout, readings, filesystems = signals
+        for each in filesystems:
+            if (observed := each.observed) is not None:
+                labels = (each.path, ",".join(each.roles))
+                gauges.set("nodeagent_filesystem_available_bytes", observed.available_bytes, *labels)
+                gauges.set("nodeagent_filesystem_capacity_bytes", observed.capacity_bytes, *labels)
+                if observed.inodes:
+                    gauges.set("nodeagent_filesystem_available_inodes", observed.inodes_free, *labels)
+                    gauges.set("nodeagent_filesystem_capacity_inodes", observed.inodes, *labels)
         by_measurand = {each.measurand: each for each in readings.observations}
         for (signal, path), reading in by_measurand.items():
             unit = MEANINGS[signal].unit
@@ -222,10 +235,10 @@ class Exposition(Collector):
             if observation is None or not observation.capacity:  # swap can be removed between two readings
                 continue
             kind = "hard" if threshold.hard else "soft"
-            labels = (threshold.text, threshold.signal.value, kind, observation.path)
+            of_threshold = (threshold.text, threshold.signal.value, kind, observation.path)
             margin = observation.available - threshold.limit(observation.capacity)
             distance = margin if threshold.operator is Operator.LESS_THAN else -margin
-            gauges.set("nodeagent_threshold_distance_ratio", distance / observation.capacity, *labels)
+            gauges.set("nodeagent_threshold_distance_ratio", distance / observation.capacity, *of_threshold)
             unrelieved = threshold in self._context.eviction.unrelieved
             gauges.set("nodeagent_shortage_without_relief", unrelieved, threshold.text)
 

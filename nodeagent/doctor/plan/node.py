@@ -11,7 +11,7 @@ from nodeagent.eviction.plan.memory_model import estimate_memory, explain_differ
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.model.clock import TRUSTED, ClockTrust
 from nodeagent.model.node import Role, RoleBasis, RoleDecision
-from nodeagent.model.pressure import MemoryCounters, NodeMemory, Signal, SignalReading
+from nodeagent.model.pressure import NEARLY_FULL_PERCENT, MemoryCounters, NodeMemory, Signal, SignalReading
 from nodeagent.model.runtime import ReferenceKind
 from nodeagent.record import Record
 from nodeagent.shutdown.plan.planner import STOP_HOOK_RESERVE_S
@@ -19,12 +19,12 @@ from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from nodeagent.eviction.plan.thresholds import Threshold
-    from nodeagent.model.runtime import FsObservation, HeldContent, ObservationGap
+    from nodeagent.model.pressure import NodeFilesystem
+    from nodeagent.model.runtime import HeldContent, ObservationGap
     from nodeagent.shutdown.plan.planner import ShutdownBudget
 
 _LITTLE_STATE_BYTES: Final = 64 << 20
 _OLD_LEASE: Final = timedelta(days=1)
-_LITTLE_PERCENT: Final = 5
 _LAZY_SNAPSHOTTERS: Final = frozenset({"stargz", "nydus", "soci", "overlaybd"})
 
 
@@ -231,23 +231,18 @@ def check_held_content(held: Iterable[HeldContent], now: datetime) -> Finding:
     )
 
 
-def check_filesystems(filesystems: Sequence[FsObservation]) -> Finding:
+def check_filesystems(filesystems: Sequence[NodeFilesystem]) -> Finding:
     """Return the finding on the filesystems that the runtime, the pods and the agent need."""
-    little = [
-        f"{each.path}: {100 * available / total:.1f}% of {name} available"
+    faults = [
+        each.nearly_full or f"{each.path} ({', '.join(each.roles)}): {each.problem}"
         for each in filesystems
-        for name, available, total in (
-            ("bytes", each.available_bytes, each.capacity_bytes),
-            ("inodes", each.inodes_free, each.inodes),
-        )
-        if total and 100 * available < _LITTLE_PERCENT * total
+        if each.nearly_full or each.problem
     ]
-    if little:
-        return Finding.warning(
-            "filesystems", "; ".join(little), "free space there: on a full filesystem no container starts"
-        )
-    paths = ", ".join(each.path for each in filesystems)
-    return Finding.ok("filesystems", f"at least {_LITTLE_PERCENT}% of bytes and inodes available: {paths}")
+    if faults:
+        fix = "free space there; nodeagent du lists the content of imagefs, df and df -i show the others"
+        return Finding.warning("filesystems", "; ".join(faults), fix)
+    paths = ", ".join(f"{each.path} ({', '.join(each.roles)})" for each in filesystems)
+    return Finding.ok("filesystems", f"at least {NEARLY_FULL_PERCENT}% of bytes and inodes available: {paths}")
 
 
 def check_image_filesystem(path: str | None, used_percent: int = 0, *, hidden_by: str = "") -> Finding:

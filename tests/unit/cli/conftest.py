@@ -46,7 +46,10 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> list[SimNode]:
     def read(path: str, clock: Clock) -> FsObservation:
         return SimFilesystem(sims[0]).read_filesystem(path, clock)
 
+    def read_node(path: str, clock: Clock) -> FsObservation:
+        return SimFilesystem(sims[0]).read_node_filesystem(path, clock)
+
     monkeypatch.setattr("nodeagent.gc.agent_parts.read_filesystem", read)
-    monkeypatch.setattr("nodeagent.daemon.status.read_filesystem", read)
+    monkeypatch.setattr("nodeagent.daemon.node_filesystems.read_filesystem", read_node)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     return sims

@@ -42,10 +42,10 @@ def served_in_thread(tmp_path: Path, sim: SimNode) -> Iterator[Node]:
         finally:
             ready.set()
 
-    read = SimFilesystem(sim).read_filesystem
+    filesystem = SimFilesystem(sim)
     with (
-        mock.patch("nodeagent.gc.agent_parts.read_filesystem", read),
-        mock.patch("nodeagent.daemon.status.read_filesystem", read),
+        mock.patch("nodeagent.gc.agent_parts.read_filesystem", filesystem.read_filesystem),
+        mock.patch("nodeagent.daemon.node_filesystems.read_filesystem", filesystem.read_node_filesystem),
     ):
         thread = threading.Thread(target=run)
         thread.start()

@@ -26,6 +26,7 @@ from nodeagent.doctor.plan.node import (
 )
 from nodeagent.model.clock import ClockTrust
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
+from nodeagent.model.pressure import FilesystemRole, NodeFilesystem
 from nodeagent.model.runtime import FsObservation, GapCause, HeldContent, ObservationGap, ReferenceKind
 from nodeagent.record import replace
 from nodeagent.shutdown.plan.planner import DelayLimit, shutdown_budget, two_bands
@@ -54,8 +55,11 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
     return check_delay(shutdown_budget(PHASES, DelayLimit(limit_us, "/etc/x.conf"), reserve_ms=0), off=off)
 
 
-def space(path: str, available_bytes: int, inodes_free: int, *, inodes: int = 1000) -> FsObservation:
-    return FsObservation(path, 1, 1000, available_bytes, inodes, inodes_free, NOW)
+def space(
+    path: str, available_bytes: int, inodes_free: int, *roles: FilesystemRole, inodes: int = 1000
+) -> NodeFilesystem:
+    reading = FsObservation(path, 1, 1000, available_bytes, inodes, inodes_free, NOW)
+    return NodeFilesystem("x", path, roles or (FilesystemRole.RUNTIME_STATE,), reading)
 
 
 def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False, beside: bool = False) -> Finding:
@@ -137,8 +141,27 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
         ),
         (check_filesystems([space("/run/containerd", 400, 900)]), OK, "/run/containerd"),
         (check_filesystems([space("/run/containerd", 400, 0, inodes=0)]), OK, "/run/containerd"),
-        (check_filesystems([space("/run/containerd", 0, 900)]), WARNING, "/run/containerd: 0.0% of bytes available"),
-        (check_filesystems([space("/var/log", 400, 49)]), WARNING, "/var/log: 4.9% of inodes available"),
+        (check_filesystems([space("/x", 50, 50)]), OK, "/x (runtime-state)"),
+        (
+            check_filesystems([space("/run/containerd", 0, 900)]),
+            WARNING,
+            "/run/containerd (runtime-state): 0.0% of bytes available; if it is full: no pod starts",
+        ),
+        (
+            check_filesystems([space("/var/log", 400, 49, FilesystemRole.NODEFS, FilesystemRole.POD_LOGS)]),
+            WARNING,
+            "/var/log (nodefs, pod-logs): 4.9% of inodes available; if it is full: no pod starts, container logs are",
+        ),
+        (
+            check_filesystems([space("/a", 49, 0), space("/b", 900, 900)]),
+            WARNING,
+            "/a (runtime-state): 4.9% of bytes and 0.0% of inodes available",
+        ),
+        (
+            check_filesystems([NodeFilesystem("x", "/x", (FilesystemRole.POD_LOGS,), problem="cannot read /x: I/O")]),
+            WARNING,
+            "/x (pod-logs): cannot read /x: I/O",
+        ),
         (check_snapshotter("overlayfs"), OK, "overlayfs"),
         (check_snapshotter("stargz"), WARNING, "when they are read"),
         (check_snapshotter(None), SKIPPED, "not reported by the runtime"),

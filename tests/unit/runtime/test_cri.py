@@ -30,12 +30,14 @@ STATUS_1_6 = {
     "sandboxImage": "registry.k8s.io/pause:3.6",
     "containerdRootDir": "/var/lib/containerd",
     "rootDir": "/var/lib/containerd/io.containerd.grpc.v1.cri",
+    "stateDir": "/run/containerd/io.containerd.grpc.v1.cri",
 }
 STATUS_1_7 = {**STATUS_1_6, "sandboxImage": "registry.k8s.io/pause:3.8", "cdiSpecDirs": ["/etc/cdi"]}
 STATUS_2 = {
     "containerd": {"defaultRuntimeName": "runc", "runtimes": {"runc": {"snapshotter": "", "sandboxer": "podsandbox"}}},
     "containerdRootDir": "/var/lib/containerd",
     "containerdEndpoint": "/run/containerd/containerd.sock",
+    "stateDir": "/run/containerd/io.containerd.grpc.v1.cri",
 }
 STATUS_CRIO = {"sandboxImage": "registry.k8s.io/pause:3.10", "crio": {"DefaultRuntime": "crun"}}
 
@@ -87,21 +89,21 @@ async def test_version_includes_the_endpoint(cri: CriClient, fake: Fake, socket:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (STATUS_1_6, ("registry.k8s.io/pause:3.6", "overlayfs")),
-        (STATUS_1_7, ("registry.k8s.io/pause:3.8", "overlayfs")),
-        (STATUS_2, (None, None)),
-        (STATUS_CRIO, ("registry.k8s.io/pause:3.10", None)),
-        ({"containerd": None, "sandboxImage": 7}, (None, None)),
-        ([], (None, None)),
+        (STATUS_1_6, ("registry.k8s.io/pause:3.6", "overlayfs", "/run/containerd")),
+        (STATUS_1_7, ("registry.k8s.io/pause:3.8", "overlayfs", "/run/containerd")),
+        (STATUS_2, (None, None, "/run/containerd")),
+        (STATUS_CRIO, ("registry.k8s.io/pause:3.10", None, "")),
+        ({"containerd": None, "sandboxImage": 7, "stateDir": 7}, (None, None, "")),
+        ([], (None, None, "")),
     ],
     ids=["1.6", "1.7", "2.x", "cri-o", "senseless", "list"],
 )
-async def test_sandbox_image_and_snapshotter_are_read_from_the_status_of_each_runtime(
+async def test_sandbox_image_snapshotter_and_state_are_read_from_the_status_of_each_runtime(
     cri: CriClient, fake: Fake, config: object, expected: tuple[str | None, ...]
 ) -> None:
     fake.answers["Status"] = api.StatusResponse(info={"config": json.dumps(config), "golang": '"go1.19"'})
     status = await cri.status()
-    assert (status.sandbox_image, status.snapshotter) == expected
+    assert (status.sandbox_image, status.snapshotter, status.state_directory) == expected
 
 
 @pytest.mark.parametrize("info", [{}, {"config": "{"}, {"config": ""}], ids=["none", "broken", "empty"])

@@ -22,6 +22,7 @@ AT_S = T0.timestamp()
 FROM_STATE = {
     "nodeagent_threshold_distance_ratio",
     *(f"nodeagent_signal_{what}_{unit}" for what in ("available", "capacity") for unit in ("bytes", "inodes", "pids")),
+    *(f"nodeagent_filesystem_{what}_{unit}" for what in ("available", "capacity") for unit in ("bytes", "inodes")),
     "nodeagent_image_filesystem_available_bytes",
     "nodeagent_image_filesystem_capacity_bytes",
     "nodeagent_pressure_stall_ratio",

@@ -52,13 +52,13 @@ def hang() -> Iterator[Hang]:
 
 
 async def test_hanging_filesystem_blocks_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeagent.daemon.status.read_filesystem", hang)
-    monkeypatch.setattr("nodeagent.daemon.status._READ_WITHIN_S", 0.05, raising=False)
+    monkeypatch.setattr("nodeagent.daemon.node_filesystems.read_filesystem", hang)
+    monkeypatch.setattr("nodeagent.daemon.node_filesystems._READ_WITHIN_S", 0.05, raising=False)
     answer = await asyncio.wait_for(asyncio.gather(*(node.ask("Status") for _ in range(3))), 10)
     assert hang.calls == 1
-    assert [each["problem"] for each in answer[0]["filesystems"]] == [
+    assert {each["problem"] for each in answer[0]["filesystems"]} == {
         "not read: a filesystem does not answer within 0.05 s"
-    ]
+    }
     hang.released.set()
     assert (await node.ask("Status"))["filesystems"][0]["problem"] == "unmounted"
 

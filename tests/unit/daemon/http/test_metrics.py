@@ -24,12 +24,15 @@ from nodeagent.loops.passes import LoopStatuses, PassLock, Pause, PausedBy
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
 from nodeagent.model.pressure import (
     FilesystemLayout,
+    FilesystemRole,
     Moment,
     NodeCondition,
+    NodeFilesystem,
     OtherImageFilesystem,
     Signal,
     SignalReading,
 )
+from nodeagent.model.runtime import FsObservation
 from nodeagent.record import replace
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
@@ -51,6 +54,14 @@ if TYPE_CHECKING:
 
 T0 = datetime(2026, 1, 10, tzinfo=UTC)
 GIB = float(1 << 30)
+Reading = tuple[SignalLayout, SignalReadings, tuple[NodeFilesystem, ...]]
+LOGS = NodeFilesystem(
+    "pod-logs",
+    "/var/log/pods",
+    (FilesystemRole.POD_LOGS, FilesystemRole.AGENT_STATE),
+    FsObservation("/var/log/pods", 7, 1000, 40, 100, 99, T0),
+)
+UNREAD = NodeFilesystem("imagefs", "/gone", (FilesystemRole.IMAGEFS,), problem="not read")
 
 
 def context(clock: ManualClock | None = None) -> DaemonContext:
@@ -62,7 +73,7 @@ def context(clock: ManualClock | None = None) -> DaemonContext:
 
 def signals_of(
     *observed: tuple[Signal, float, float],
-) -> Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]:
+) -> Callable[[], Awaitable[Reading | None]]:
     """Return a signal reader that returns these amounts; each has signal, available amount and capacity."""
     thresholds = parse_thresholds(
         hard="memory.available<1Gi,nodefs.available<10%,memory.psi.full>20",
@@ -73,8 +84,8 @@ def signals_of(
     layout = SignalLayout(SignalPaths("/"), FilesystemLayout.SINGLE, thresholds)
     at = Moment(T0, 0.0)
 
-    async def read_signals() -> tuple[SignalLayout, SignalReadings]:
-        return layout, SignalReadings(tuple(SignalReading(*each, at) for each in observed), (), at)
+    async def read_signals() -> Reading:
+        return layout, SignalReadings(tuple(SignalReading(*each, at) for each in observed), (), at), (UNREAD, LOGS)
 
     return read_signals
 
@@ -94,7 +105,7 @@ def read(kind: str, body: bytes) -> dict[str, Family]:
 
 
 async def values(
-    made: DaemonContext, read_signals: Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]] = no_signals
+    made: DaemonContext, read_signals: Callable[[], Awaitable[Reading | None]] = no_signals
 ) -> dict[str, float]:
     """Return the value of every sample, by its name and label values."""
     kind, body = await Exposition(made, read_signals).render("")
@@ -183,6 +194,17 @@ async def test_each_of_several_image_filesystems_has_its_own_sample() -> None:
     assert {key: value for key, value in found.items() if key.startswith(name)} == {
         f"{name} overlayfs /a": 600 * MIB,
         f"{name} native /b": 50 * MIB,
+    }
+
+
+async def test_each_read_filesystem_has_its_usage_with_path_and_roles() -> None:
+    found = await values(full(), signals_of())
+    labels = "/var/log/pods pod-logs,agent-state"
+    assert {key: value for key, value in found.items() if key.startswith("nodeagent_filesystem_")} == {
+        f"nodeagent_filesystem_available_bytes {labels}": 40,
+        f"nodeagent_filesystem_capacity_bytes {labels}": 1000,
+        f"nodeagent_filesystem_available_inodes {labels}": 99,
+        f"nodeagent_filesystem_capacity_inodes {labels}": 100,
     }
 
 
@@ -315,16 +337,16 @@ async def test_signals_of_another_image_filesystem_have_its_path() -> None:
     read = signals_of((Signal.MEMORY_AVAILABLE, 2 * GIB, 8 * GIB))
     (first,) = parse_thresholds(hard="imagefs.available<1Gi")
 
-    async def read_both() -> tuple[SignalLayout, SignalReadings] | None:
+    async def read_both() -> Reading:
         found = await read()
         assert found is not None
-        layout, readings = found
+        layout, readings, _ = found
         other = replace(first, filesystem=OtherImageFilesystem("/b", 7, frozenset({"native"})))
         observed = tuple(
             SignalReading(Signal.IMAGEFS_AVAILABLE, available, 8 * GIB, readings.at, path=path)
             for path, available in (("", 2 * GIB), ("/b", 3 * GIB))
         )
-        return replace(layout, thresholds=(first, other)), replace(readings, observations=observed)
+        return replace(layout, thresholds=(first, other)), replace(readings, observations=observed), ()
 
     found = await values(context(), read_both)
     assert found["nodeagent_signal_available_bytes imagefs.available"] == 2 * GIB
@@ -373,6 +395,7 @@ async def test_signals_are_read_where_eviction_is_disabled(tmp_path: Path) -> No
             first = await reader.read()
             assert first is not None
             assert first[0].paths.imagefs == str(tmp_path)
+            assert FilesystemRole.IMAGEFS in first[2][0].roles
             assert Signal.MEMORY_AVAILABLE in {each.signal for each in first[1].observations}
     clock.at_s = 1e6  # after any cache time; a complete layout needs no call of the stopped runtime
     again = await reader.read()
