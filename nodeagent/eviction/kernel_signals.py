@@ -14,7 +14,7 @@ from nodeagent.errors import ObservationError
 from nodeagent.eviction.plan.memory_model import estimate_memory
 from nodeagent.host.filesystems import is_read_only, read_filesystem
 from nodeagent.host.meminfo import MemoryReader, parse_pairs, read_number, read_text, read_totals, require
-from nodeagent.model.pressure import MemorySource, Moment, OtherImageFilesystem, Signal, SignalReading
+from nodeagent.model.pressure import MemorySource, Moment, OtherFilesystem, Signal, SignalReading
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class SignalPaths(Record):
     containerfs: str | None = None
 
 
-def read_other_filesystem(other: OtherImageFilesystem, clock: Clock) -> tuple[SignalReading, ...]:
+def read_other_filesystem(other: OtherFilesystem, clock: Clock) -> tuple[SignalReading, ...]:
     """Return the readings of an additional image filesystem.
 
     Raises:

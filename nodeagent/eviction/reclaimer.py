@@ -18,7 +18,7 @@ from nodeagent.gc.plan.planner import plan_containers
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model.decision import ItemKind, Plan, ReasonCode
 from nodeagent.model.node import NodeSnapshot
-from nodeagent.model.pressure import FilesystemRole, OtherImageFilesystem
+from nodeagent.model.pressure import FilesystemRole, OtherFilesystem
 from nodeagent.pods.usage import total
 from nodeagent.record import Record, replace
 
@@ -214,7 +214,7 @@ def _watched_path(snapshot: NodeSnapshot) -> str:
     return snapshot.image_filesystems[0].path if snapshot.image_filesystems else ""
 
 
-def _path_of(other: OtherImageFilesystem, snapshot: NodeSnapshot) -> str:
+def _path_of(other: OtherFilesystem, snapshot: NodeSnapshot) -> str:
     """Return the path, in the snapshot, of an additional image filesystem.
 
     Raises:

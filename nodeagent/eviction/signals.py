@@ -31,7 +31,7 @@ from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.meminfo import MemoryReader
-from nodeagent.model.pressure import FilesystemLayout, Moment, OtherImageFilesystem, SignalReading
+from nodeagent.model.pressure import FilesystemLayout, Moment, OtherFilesystem, SignalReading
 from nodeagent.model.runtime import ImageFilesystem
 from nodeagent.record import Record, replace
 
@@ -72,7 +72,7 @@ class SignalLayout(Record):
     layout: FilesystemLayout
     thresholds: tuple[Threshold, ...]
     warnings: tuple[str, ...] = ()
-    others: tuple[OtherImageFilesystem, ...] = ()
+    others: tuple[OtherFilesystem, ...] = ()
     others_known: bool = True
 
 
@@ -264,7 +264,7 @@ class EvictionSignalReader:
         unread += (f"signals of other image filesystems not read: one {others_late}",) if others_late else ()
         return (*first[0], *others[0]), unread
 
-    def _read_others(self, others: tuple[OtherImageFilesystem, ...]) -> _Read:
+    def _read_others(self, others: tuple[OtherFilesystem, ...]) -> _Read:
         found, unread = list[SignalReading](), list[str]()
         for each in others:
             try:
@@ -363,7 +363,7 @@ def layout_of(paths: SignalPaths) -> FilesystemLayout:
     return FilesystemLayout.SPLIT if separate else FilesystemLayout.DEDICATED_IMAGEFS
 
 
-def others_of(paths: SignalPaths, several: Iterable[ImageFilesystem]) -> tuple[OtherImageFilesystem, ...]:
+def others_of(paths: SignalPaths, several: Iterable[ImageFilesystem]) -> tuple[OtherFilesystem, ...]:
     """Return the image filesystems watched by eviction besides imagefs and containerfs, without duplicates.
 
     Unreadable filesystems are not watched. Filesystems without a known snapshotter, as with CRI alone, are not watched
@@ -371,13 +371,13 @@ def others_of(paths: SignalPaths, several: Iterable[ImageFilesystem]) -> tuple[O
     """
     known = (paths.nodefs, paths.imagefs, paths.containerfs)
     nodefs, *own = (None if each is None else filesystem_id(each) for each in known)
-    found: dict[int, OtherImageFilesystem] = {}
+    found: dict[int, OtherFilesystem] = {}
     for each in several:
         device = None if each.observed is None else each.observed.device_id
         stores = each.stores - {""}
         if device is None or device in own or not stores or paths.imagefs is None:
             continue
-        found.setdefault(device, OtherImageFilesystem(each.path, device, stores, device == nodefs))
+        found.setdefault(device, OtherFilesystem(each.path, device, stores, device == nodefs))
     return tuple(found.values())
 
 

@@ -149,7 +149,7 @@ class FilesystemLayout(StrEnum):
     SPLIT = "split"
 
 
-class OtherImageFilesystem(NamedTuple):
+class OtherFilesystem(NamedTuple):
     """An image filesystem other than the first, such as for the snapshotter of another runtime handler.
 
     Attributes:

@@ -213,7 +213,7 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
     reclaimed: AbstractSet[ReclaimStep] = frozenset(),
     excluded: Mapping[str, str] = NO_FAILURES,
     without_candidate: AbstractSet[Threshold] = frozenset(),
-    others: Collection[pressure.OtherImageFilesystem] = (),
+    others: Collection[pressure.OtherFilesystem] = (),
     removes_volumes: bool = False,
 ) -> EvictionPlan:
     """Return a plan that evicts at most one pod, independent of the order of pods and thresholds.
@@ -272,7 +272,7 @@ def eviction_order(  # noqa: PLR0913 - one argument for each input of a pass
     *,
     layout: pressure.FilesystemLayout,
     now: pressure.Moment,
-    others: Collection[pressure.OtherImageFilesystem] = (),
+    others: Collection[pressure.OtherFilesystem] = (),
     removes_volumes: bool = False,
 ) -> tuple[tuple[RankedPod, Reason | None], ...]:
     """Return the unfinished pods in eviction order for a signal, each with the reason to keep it.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.reclaim import ReclaimStep
     from nodeagent.eviction.plan.state import Evaluation
     from nodeagent.model.decision import Reason
-    from nodeagent.model.pressure import FilesystemLayout, OtherImageFilesystem, PodFacts, SignalReading
+    from nodeagent.model.pressure import FilesystemLayout, OtherFilesystem, PodFacts, SignalReading
 
 
 class PreviewedEviction(Record):
@@ -61,7 +61,7 @@ def first_victim(  # noqa: PLR0913 - the inputs of a plan
     pods: Sequence[PodFacts],
     policy: EvictionPolicy,
     layout: FilesystemLayout,
-    others: Collection[OtherImageFilesystem] = (),
+    others: Collection[OtherFilesystem] = (),
     *,
     removes_volumes: bool = False,
 ) -> PreviewedEviction | None:

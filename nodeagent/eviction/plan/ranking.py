@@ -17,7 +17,7 @@ from nodeagent.record import Record, replace
 from nodeagent.units import format_bytes, format_quantity
 
 
-def is_on(layer: pressure.LayerUsage, other: pressure.OtherImageFilesystem) -> bool | None:
+def is_on(layer: pressure.LayerUsage, other: pressure.OtherFilesystem) -> bool | None:
     """Return whether a writable layer is on this image filesystem; ``None`` if unknown or contradictory.
 
     The device of the layer or its snapshotter identifies the filesystem; if both are known, they must agree.
@@ -29,13 +29,13 @@ def is_on(layer: pressure.LayerUsage, other: pressure.OtherImageFilesystem) -> b
     return by_device if by_device is by_store else None
 
 
-def on_first(usage: pressure.PodUsage, others: Collection[pressure.OtherImageFilesystem]) -> pressure.Footprint:
+def on_first(usage: pressure.PodUsage, others: Collection[pressure.OtherFilesystem]) -> pressure.Footprint:
     """Return the usage of a pod's writable layers, except the layers known to be on the filesystems ``others``."""
     first = [each for each in usage.layers if not any(is_on(each, other) for other in others)]
     return usage.writable if len(first) == len(usage.layers) else total_footprint(each.used for each in first)
 
 
-def on_filesystem(usage: pressure.PodUsage, other: pressure.OtherImageFilesystem) -> pressure.Footprint | None:
+def on_filesystem(usage: pressure.PodUsage, other: pressure.OtherFilesystem) -> pressure.Footprint | None:
     """Return the usage of a pod's writable layers on this filesystem; ``None`` if no layer is known to be on it."""
     found = [each.used for each in usage.layers if is_on(each, other)]
     return total_footprint(found) if found else None
@@ -45,7 +45,7 @@ def not_there_reason(
     pod: pressure.PodFacts,
     threshold: Threshold,
     layout: pressure.FilesystemLayout,
-    others: Collection[pressure.OtherImageFilesystem],
+    others: Collection[pressure.OtherFilesystem],
 ) -> Reason | None:
     """Return the reason why a pod is no eviction candidate for the threshold's filesystem; ``None`` for a candidate.
 
@@ -175,8 +175,8 @@ class RankingInput(NamedTuple):
     """
 
     layout: pressure.FilesystemLayout
-    others: Collection[pressure.OtherImageFilesystem] = ()
-    ranked: pressure.OtherImageFilesystem | None = None
+    others: Collection[pressure.OtherFilesystem] = ()
+    ranked: pressure.OtherFilesystem | None = None
     removes_volumes: bool = False
     cache_in_use: bool = False
 

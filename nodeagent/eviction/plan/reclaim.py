@@ -21,7 +21,7 @@ from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCod
 from nodeagent.model.pressure import (
     FilesystemLayout,
     FilesystemRole,
-    OtherImageFilesystem,
+    OtherFilesystem,
     Resource,
     Signal,
     SignalReading,
@@ -63,7 +63,7 @@ class ReclaimStep(NamedTuple):
 
     action: ReclaimAction
     filesystem: FilesystemRole
-    other: OtherImageFilesystem | None = None
+    other: OtherFilesystem | None = None
 
     @property
     def text(self) -> str:
@@ -94,7 +94,7 @@ _ACTIONS: Final[Mapping[tuple[FilesystemLayout, FilesystemRole], tuple[ReclaimAc
 
 
 def reclaim_steps(
-    signal: Signal, layout: FilesystemLayout, other: OtherImageFilesystem | None = None
+    signal: Signal, layout: FilesystemLayout, other: OtherFilesystem | None = None
 ) -> tuple[ReclaimStep, ...]:
     """Return the reclaim steps for a signal, in order; empty for memory, PIDs and stall signals.
 
@@ -237,7 +237,7 @@ DISKS: Final[Mapping[Shortage, Signal]] = MappingProxyType(
 """Shortages of filesystems, with the signal that measures the available bytes of each."""
 
 
-def shortage_of(signal: Signal, layout: FilesystemLayout, other: OtherImageFilesystem | None = None) -> Shortage | None:
+def shortage_of(signal: Signal, layout: FilesystemLayout, other: OtherFilesystem | None = None) -> Shortage | None:
     """Return the resource in shortage when a threshold on this signal is met; ``None`` for a signal without a resource.
 
     ``other`` is the filesystem of a threshold on an image filesystem other than the first.

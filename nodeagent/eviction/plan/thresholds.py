@@ -22,7 +22,7 @@ from nodeagent.model.pressure import (
     Measurand,
     Moment,
     NodeCondition,
-    OtherImageFilesystem,
+    OtherFilesystem,
     Resource,
     Signal,
     SignalReading,
@@ -159,7 +159,7 @@ class Threshold(KeyedRecord):
     amount: Amount
     grace_s: float = 0.0
     minimum_reclaim: Amount | None = None
-    filesystem: OtherImageFilesystem | None = None
+    filesystem: OtherFilesystem | None = None
 
     @property
     def equality_key(self) -> tuple[object, ...]:
@@ -245,7 +245,7 @@ def _order(threshold: Threshold) -> tuple[int, bool, int, float, float, float, f
 
 
 def for_layout(
-    thresholds: Sequence[Threshold], layout: FilesystemLayout, others: Iterable[OtherImageFilesystem] = ()
+    thresholds: Sequence[Threshold], layout: FilesystemLayout, others: Iterable[OtherFilesystem] = ()
 ) -> tuple[tuple[Threshold, ...], tuple[str, ...]]:
     """Return configured and derived thresholds, and warnings about configured thresholds that are replaced.
 

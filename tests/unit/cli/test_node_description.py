@@ -14,7 +14,7 @@ from nodeagent.cli.node_description import description_lines, read_pressure
 from nodeagent.cluster.plan.node_status import node_object
 from nodeagent.eviction.plan.thresholds import parse_thresholds
 from nodeagent.model.kubernetes import Machine, Node
-from nodeagent.model.pressure import Moment, NodeCondition, OtherImageFilesystem, Signal, SignalReading
+from nodeagent.model.pressure import Moment, NodeCondition, OtherFilesystem, Signal, SignalReading
 from nodeagent.model.runtime import Image
 from nodeagent.record import replace
 from nodeagent.runtime.cri import FilesystemUsage, ImageFsInfo
@@ -70,7 +70,7 @@ async def test_pressure_on_another_image_filesystem_is_that_of_the_node(
         async def image_fs_info() -> ImageFsInfo:
             return ImageFsInfo((FilesystemUsage(str(tmp_path)),))
 
-    def read_full(other: OtherImageFilesystem, clock: Clock) -> tuple[SignalReading, ...]:
+    def read_full(other: OtherFilesystem, clock: Clock) -> tuple[SignalReading, ...]:
         at = Moment(clock.now(), clock.monotonic_s())
         return (SignalReading(Signal.IMAGEFS_AVAILABLE, 0, 1 << 40, at, path=other.path),)
 

@@ -32,7 +32,7 @@ from nodeagent.eviction.signals import (
 )
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.model.pods import PodHandle, PodInventory
-from nodeagent.model.pressure import FilesystemLayout, Moment, OtherImageFilesystem, PodFacts, SignalReading
+from nodeagent.model.pressure import FilesystemLayout, Moment, OtherFilesystem, PodFacts, SignalReading
 from nodeagent.record import replace
 from nodeagent.telemetry import logging as log
 from tests.unit.eviction.plan.cases import at, disk, pod, read, thresholds
@@ -103,7 +103,7 @@ class Node:
     soft: dict[str, str] = field(default_factory=dict)
     policy: EvictionPolicy = field(default_factory=EvictionPolicy)
     layout: FilesystemLayout = FilesystemLayout.SINGLE
-    others: tuple[OtherImageFilesystem, ...] = ()
+    others: tuple[OtherFilesystem, ...] = ()
     dry_run: bool = False
     refusal: str = ""
     file: EvictionFile | None = None

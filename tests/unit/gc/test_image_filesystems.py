@@ -18,7 +18,7 @@ from nodeagent.gc.executor import Outcome, PassEnd, PassReport, Result
 from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, Scope
 from nodeagent.model.decision import ItemKind
-from nodeagent.model.pressure import FilesystemRole, OtherImageFilesystem
+from nodeagent.model.pressure import FilesystemRole, OtherFilesystem
 from nodeagent.record import replace
 from tests.support.manual_clock import ManualClock
 from tests.unit.builders import MIB, NOW, container, removed
@@ -138,11 +138,11 @@ async def test_reclaim_removes_images_of_the_watched_filesystem_only() -> None:
     assert removed(preview.plans[0]) == ["o1", "o2"]
 
 
-def kata(observed: NodeSnapshot, **changed: Any) -> OtherImageFilesystem:
+def kata(observed: NodeSnapshot, **changed: Any) -> OtherFilesystem:
     """Return Kata's image filesystem in the form used by the eviction loop."""
     (own,) = (each.observed for each in observed.image_filesystems if each.path == KATA)
     assert own is not None
-    return OtherImageFilesystem("/a/path/on/it", own.device_id, frozenset({"native"}))._replace(**changed)
+    return OtherFilesystem("/a/path/on/it", own.device_id, frozenset({"native"}))._replace(**changed)
 
 
 def reclaimer_of(made: Node, policy: GCPolicy | None = None) -> Reclaimer:

@@ -28,7 +28,7 @@ from nodeagent.model.pressure import (
     Moment,
     NodeCondition,
     NodeFilesystem,
-    OtherImageFilesystem,
+    OtherFilesystem,
     Signal,
     SignalReading,
 )
@@ -341,7 +341,7 @@ async def test_signals_of_another_image_filesystem_have_its_path() -> None:
         found = await read()
         assert found is not None
         layout, readings, _ = found
-        other = replace(first, filesystem=OtherImageFilesystem("/b", 7, frozenset({"native"})))
+        other = replace(first, filesystem=OtherFilesystem("/b", 7, frozenset({"native"})))
         observed = tuple(
             SignalReading(Signal.IMAGEFS_AVAILABLE, available, 8 * GIB, readings.at, path=path)
             for path, available in (("", 2 * GIB), ("/b", 3 * GIB))

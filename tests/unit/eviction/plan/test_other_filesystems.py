@@ -12,7 +12,7 @@ from nodeagent.eviction.plan.ranking import RankingInput, usage_of
 from nodeagent.eviction.plan.reclaim import Shortage, reclaim_steps
 from nodeagent.eviction.plan.state import EvictionState
 from nodeagent.eviction.plan.thresholds import for_layout
-from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherImageFilesystem, Resource, Signal
+from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherFilesystem, Resource, Signal
 from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.eviction.plan.cases import at, disk, evaluated, planned, pod, read, reasons, thresholds, victim
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import PodFacts, SignalReading
 
 FIRST_DEVICE = 1
-KATA = OtherImageFilesystem("/kata", 2, frozenset({"kata"}))
-LAZY = OtherImageFilesystem("/lazy", 3, frozenset({"lazy", "lazier"}))
+KATA = OtherFilesystem("/kata", 2, frozenset({"kata"}))
+LAZY = OtherFilesystem("/lazy", 3, frozenset({"lazy", "lazier"}))
 OTHERS = (KATA, LAZY)
 DEDICATED = FilesystemLayout.DEDICATED_IMAGEFS
 ON_FIRST = LayerUsage(disk(0), FIRST_DEVICE, "overlayfs")
@@ -38,7 +38,7 @@ def limits(hard: str = "imagefs.available<100Mi", layout: FilesystemLayout = DED
     return for_layout(thresholds(hard), layout, OTHERS)[0]
 
 
-def on(other: OtherImageFilesystem, available_mib: float = 50, signal: str = "imagefs.available") -> SignalReading:
+def on(other: OtherFilesystem, available_mib: float = 50, signal: str = "imagefs.available") -> SignalReading:
     return replace(read(signal, available_mib), path=other.path)
 
 

@@ -11,7 +11,7 @@ from nodeagent.eviction.kernel_signals import SignalPaths
 from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, others_of
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
-from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherImageFilesystem
+from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherFilesystem
 from nodeagent.model.runtime import Container, ContainerState
 from nodeagent.pods.usage import measure_missing, with_layers
 from nodeagent.record import replace
@@ -70,9 +70,9 @@ def device(tmp_path: Path) -> int:
 
 
 async def test_filesystem_that_was_unmounted_is_not_read_and_the_others_are(tmp_path: Path, device: int) -> None:
-    mounted = OtherImageFilesystem(str(tmp_path), device, frozenset({"a"}))
-    gone = OtherImageFilesystem(str(tmp_path / "gone"), device, frozenset({"b"}))
-    unmounted = OtherImageFilesystem(str(tmp_path), ELSEWHERE, frozenset({"c"}))
+    mounted = OtherFilesystem(str(tmp_path), device, frozenset({"a"}))
+    gone = OtherFilesystem(str(tmp_path / "gone"), device, frozenset({"b"}))
+    unmounted = OtherFilesystem(str(tmp_path), ELSEWHERE, frozenset({"c"}))
     reader = EvictionSignalReader(EvictionSettings(), ManualClock(), pod_log_root=tmp_path)
     layout = SignalLayout(SignalPaths(None), FilesystemLayout.SINGLE, (), others=(unmounted, gone, mounted))
     readings = await reader.read(layout)
