@@ -158,7 +158,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
             refused=partial(refusal, agent),
             evictor=evictor,
             admission=admission,
-            reclaimer=_make_reclaimer(context, agent, images),
+            reclaimer=_make_reclaimer(context, agent, images, monitors.signals),
             images=images,
             effects=OutstandingEffects(
                 context,
@@ -205,7 +205,9 @@ def _make_evictor(agent: Agent, pod_reader: PodReader) -> tuple[Evictor, Contain
     return by_role, make_cleaner(agent, cleaner), by_role
 
 
-def _make_reclaimer(context: DaemonContext, agent: Agent, images: ImageObservation) -> Reclaimer:
+def _make_reclaimer(
+    context: DaemonContext, agent: Agent, images: ImageObservation, signals: SignalMonitor
+) -> Reclaimer:
     states = StateLog(context.logger, context.clock)
 
     async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
@@ -221,12 +223,16 @@ def _make_reclaimer(context: DaemonContext, agent: Agent, images: ImageObservati
             return {}  # the kubelet removes the containers of evicted pods
         return {each.uid: each.sandbox_ids for each in context.eviction.victims}
 
+    async def has_logs_elsewhere() -> bool:
+        return (await signals.layout()).has_separate_logs
+
     return Reclaimer(
         images.observe,
         agent.settings.policy,
         run,
         evicted=evicted,
         collect_garbage=agent.storage.collect_garbage,
+        has_separate_logs=has_logs_elsewhere,
     )
 
 

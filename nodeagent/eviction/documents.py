@@ -51,7 +51,7 @@ class SignalDocument(Part, frozen=True, kw_only=True):
     Attributes:
         available: amount in bytes, inodes or PIDs, as ``capacity``; for stall signals the percent of time stalled.
         change_per_s: change per second since the previous reading; ``None`` for the first reading.
-        mountpoint: mount point of an additional image filesystem; empty for all other signals.
+        mountpoint: mount point of an additional filesystem; empty for all other signals.
     """
 
     signal: pressure.Signal
@@ -286,7 +286,7 @@ class ThresholdStatusDocument(Part, frozen=True, kw_only=True):
     """The state of one threshold; readings are ``None`` without an accepted reading of the signal.
 
     Attributes:
-        mountpoint: mount point of an additional image filesystem; empty for all other signals.
+        mountpoint: mount point of an additional filesystem; empty for all other signals.
     """
 
     threshold: str

@@ -242,7 +242,7 @@ class OutstandingEffects:
     def is_outstanding(self, shortage: Shortage | None, path: str = "") -> bool:
         """Return whether an outstanding effect withholds all actions for a shortage.
 
-        ``path`` is the path of an additional image filesystem; empty for any other filesystem.
+        ``path`` is the path of an additional filesystem; empty for any other filesystem.
         """
         effects = self.context.eviction.outstanding
         return any(each.relieves(shortage, path) and not each.ineffective for each in effects)

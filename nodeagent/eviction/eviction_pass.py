@@ -425,7 +425,7 @@ class EvictionPass:
                 self._has_reclaimed = True
                 self._reclaimed.update(plan.reclaim)
                 continue
-            if step in self._node_reclaim.failed and step.other is not None:
+            if step in self._node_reclaim.failed and step.other is not None and step.other.stores:
                 self._without_candidate |= {plan.selected.threshold}  # no pod is evicted before image reclaim
                 continue
             self._has_reclaimed = True
@@ -599,8 +599,11 @@ class EvictionPass:
         self.monitors.reporter.log_no_evictable_pod(plan, statement)
 
     async def _consumers(self, threshold: Threshold, pods: PodInventory) -> tuple[str, ...]:
-        """Return the largest consumers outside of pods; empty if a hard memory or PID threshold is met meanwhile."""
-        if self.actions.find_consumers is None:
+        """Return the largest consumers outside of pods; empty if a hard memory or PID threshold is met meanwhile.
+
+        They are unknown for an additional filesystem, whose directories are not walked.
+        """
+        if self.actions.find_consumers is None or threshold.filesystem is not None:
             return ()
         work = asyncio.ensure_future(self.actions.find_consumers(threshold.signal, pods))
         try:

@@ -35,7 +35,7 @@ class SignalPaths(Record):
 
 
 def read_other_filesystem(other: OtherFilesystem, clock: Clock) -> tuple[SignalReading, ...]:
-    """Return the readings of an additional image filesystem.
+    """Return the readings of an additional image filesystem, or of the filesystem of the pod logs.
 
     Raises:
         ObservationError: the filesystem cannot be read; it is read-only, so that no removal frees space; or another
@@ -47,6 +47,8 @@ def read_other_filesystem(other: OtherFilesystem, clock: Clock) -> tuple[SignalR
     if is_read_only(other.path):
         raise ObservationError(f"{other.path} is read-only; its thresholds are not evaluated")
     signals = (Signal.IMAGEFS_AVAILABLE, Signal.IMAGEFS_INODES_FREE)
+    if other.has_logs:
+        signals = (Signal.NODEFS_AVAILABLE, Signal.NODEFS_INODES_FREE)
     return tuple(replace(each, path=other.path) for each in _observations(usage, clock, *signals))
 
 

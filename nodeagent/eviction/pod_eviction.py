@@ -23,9 +23,8 @@ from nodeagent.record import Record, replace
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.eviction.plan.planner import EvictionPlan
-    from nodeagent.eviction.signals import SignalMonitor, SignalReadings
+    from nodeagent.eviction.signals import SignalLayout, SignalMonitor, SignalReadings
     from nodeagent.model.pods import PodInventory
-    from nodeagent.model.pressure import FilesystemLayout
 
 SLACK_S: Final = 60.0
 """Time without progress after which the eviction loop counts as hung."""
@@ -139,7 +138,7 @@ class PodEviction:
         admission = self._actions.admission
         if admission is not None and (within_s := admission.freed_within_s) is not None:
             effects = extended(effects, within_s)
-        with_logs = eviction.status is not None and _is_for_logs(eviction.status.threshold, layout.layout)
+        with_logs = eviction.status is not None and _is_for_logs(eviction.status.threshold, layout)
         await outstanding.begin(eviction, pods.handles[uid], effects, with_logs=with_logs)
         work = asyncio.ensure_future(self._actions.evictor.evict(eviction, pods.handles[uid], hurry))
         try:
@@ -186,9 +185,10 @@ def relieves_disk(eviction: Eviction) -> bool:
     return eviction.status is not None and MEANINGS[eviction.status.threshold.signal].filesystem is not None
 
 
-def _is_for_logs(threshold: Threshold, layout: FilesystemLayout) -> bool:
-    """Return whether a threshold is for nodefs, the filesystem of the logs."""
-    return shortage_of(threshold.signal, layout, threshold.filesystem) is Shortage.NODEFS
+def _is_for_logs(threshold: Threshold, layout: SignalLayout) -> bool:
+    """Return whether a threshold is for the filesystem of the logs: nodefs, or their own."""
+    of_logs = Shortage.POD_LOGS if layout.has_separate_logs else Shortage.NODEFS
+    return shortage_of(threshold.signal, layout.layout, threshold.filesystem) is of_logs
 
 
 def _available(plan: EvictionPlan) -> float | None:

@@ -94,6 +94,7 @@ class Reclaimer(Record):
         evicted: returns the pods evicted by this agent: UID to the ids of their sandboxes. Their remaining
             containers, sandboxes and logs are removed, unless a pod of that UID was created again.
         collect_garbage: runs the runtime's garbage collection and waits for its end; ``None`` if unavailable.
+        has_separate_logs: returns whether the pod logs are on a filesystem of their own; ``None``: they are on nodefs.
     """
 
     observe: Callable[[Scope], Awaitable[NodeSnapshot]]
@@ -101,6 +102,7 @@ class Reclaimer(Record):
     carry_out: Callable[[Preview, asyncio.Event], Awaitable[PassReport]]
     evicted: Callable[[], Mapping[str, Collection[str]]] = dict
     collect_garbage: Callable[[], Awaitable[None]] | None = None
+    has_separate_logs: Callable[[], Awaitable[bool]] | None = None
 
     async def run(
         self,
@@ -202,7 +204,10 @@ class Reclaimer(Record):
                 ids = {key for key, snapshotter in snapshot.snapshotters.items() if snapshotter in step.other.stores}
             ids -= {each.id for each in snapshot.sandboxes if each.uid in evicted}
             found = _restricted((plans.containers, plans.sandboxes), ids)
-        found = on_device(found, snapshot, layers=not only_logs, logs=step.filesystem is FilesystemRole.NODEFS)
+        logs = step.filesystem is FilesystemRole.NODEFS
+        if logs and step.other is None and self.has_separate_logs is not None:
+            logs = not await self.has_separate_logs()
+        found = on_device(found, snapshot, layers=not only_logs, logs=logs)
         return Preview(Scope.CONTAINERS, snapshot, until_freed(found, needed))
 
 

@@ -31,7 +31,7 @@ from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.meminfo import MemoryReader
-from nodeagent.model.pressure import FilesystemLayout, Moment, OtherFilesystem, SignalReading
+from nodeagent.model.pressure import FilesystemLayout, Moment, OtherFilesystem, SignalReading, has_separate_logs
 from nodeagent.model.runtime import ImageFilesystem
 from nodeagent.record import Record, replace
 
@@ -52,6 +52,7 @@ _NOTHING: Final[_Read] = ((), ())
 _READ_WITHIN_S: Final = 2.0
 _PROMPT_S: Final = 0.02
 """Longest wait for the filesystems while a threshold on memory or PIDs is met; they usually answer in 1 ms."""
+_LOGS_WITHIN_S: Final = 0.5
 _RUNTIME_WITHIN_S: Final = 2.0
 LAYOUT_KEPT_S: Final = 60.0
 """Maximum age of a cached layout in seconds, since the image filesystems other than the first can change."""
@@ -62,10 +63,11 @@ class SignalLayout(Record):
 
     Attributes:
         layout: which of nodefs, imagefs and containerfs share a device.
-        thresholds: configured thresholds, with the thresholds derived for containerfs and other image filesystems.
+        thresholds: configured thresholds, with the thresholds derived for containerfs and ``others``.
         warnings: thresholds without effect on this node.
-        others: the image filesystems other than the first, which can change while the agent runs.
-        others_known: whether the search for other image filesystems succeeded.
+        others: the image filesystems other than the first, which can change while the agent runs, and the filesystem
+            of the pod logs if it is their own.
+        others_known: whether the search for ``others`` succeeded.
     """
 
     paths: SignalPaths
@@ -74,6 +76,11 @@ class SignalLayout(Record):
     warnings: tuple[str, ...] = ()
     others: tuple[OtherFilesystem, ...] = ()
     others_known: bool = True
+
+    @property
+    def has_separate_logs(self) -> bool:
+        """Whether the pod logs are on a filesystem of their own."""
+        return has_separate_logs(self.others)
 
 
 class SignalReadings(Record):
@@ -134,6 +141,7 @@ class EvictionSignalReader:
         self._clock = clock
         self._root = root
         self._layouts = GuardedCall[SignalLayout]()
+        self._logs = GuardedCall[int | None]()
         self._first = GuardedCall[_Read]()
         self._others = GuardedCall[_Read]()
         self._reading: asyncio.Future[_Read] | None = None
@@ -189,30 +197,47 @@ class EvictionSignalReader:
         return await self._resolve_in_time(SignalPaths(None))
 
     async def _resolve_in_time(self, paths: SignalPaths, several: Iterable[ImageFilesystem] = ()) -> SignalLayout:
-        """Return the layout of ``paths`` and of nodefs; without any filesystem, with a warning, while one hangs."""
+        """Return the layout of ``paths`` and of nodefs; without any filesystem, with a warning, while one hangs.
+
+        A filesystem of the pod logs that hangs is omitted.
+        """
+        log_device: int | None = None
+        unknown: tuple[str, ...] = ()
+        try:
+            log_device = await self._logs.run(partial(filesystem_id, str(self._pod_log_root)), within_s=_LOGS_WITHIN_S)
+        except HangingCallError as error:
+            unknown = (f"filesystem of the pod logs unknown: it {error}",)
 
         def resolve() -> SignalLayout:
-            return self.resolve_layout(replace(paths, nodefs=nodefs_path(self._pod_log_root)), several)
+            return self.resolve_layout(replace(paths, nodefs=nodefs_path(self._pod_log_root)), several, log_device)
 
         try:
-            return await self._layouts.run(resolve, within_s=_READ_WITHIN_S)
+            layout = await self._layouts.run(resolve, within_s=_READ_WITHIN_S)
         except HangingCallError as error:
             layout = self.resolve_layout(SignalPaths(None))
             return replace(layout, warnings=(f"filesystems unknown: one {error}",), others_known=False)
+        return replace(layout, warnings=(*layout.warnings, *unknown), others_known=not unknown)
 
-    def resolve_layout(self, paths: SignalPaths, several: Iterable[ImageFilesystem] = ()) -> SignalLayout:
+    def resolve_layout(
+        self, paths: SignalPaths, several: Iterable[ImageFilesystem] = (), log_device: int | None = None
+    ) -> SignalLayout:
         """Return the layout of known filesystem paths, with the thresholds that apply to that layout. Blocks.
 
-        ``several`` are the image filesystems of a node with more than one.
+        ``several`` are the image filesystems of a node with more than one; ``log_device`` is the device of the pod
+        logs, ``None`` if unknown.
         """
         layout, others = layout_of(paths), others_of(paths, several)
+        known = {filesystem_id(each) for each in (paths.nodefs, paths.imagefs, paths.containerfs) if each is not None}
+        known |= {each.device_id for each in others}
+        if log_device is not None and paths.imagefs is not None and log_device not in known:
+            others = (*others, OtherFilesystem(str(self._pod_log_root), log_device, frozenset()))
         thresholds, warnings = for_layout(self._settings.thresholds, layout, others)
         return SignalLayout(paths, layout, thresholds, warnings, others)
 
     async def read(self, layout: SignalLayout, *, urgently: bool = False) -> SignalReadings:
         """Return readings of all signals; filesystem signals are omitted while a filesystem hangs.
 
-        Image filesystems other than the first are read separately, so that a hang delays only their own signals.
+        Additional filesystems are read separately, so that a hang delays only their own signals.
 
         Args:
             layout: filesystems and thresholds.
@@ -261,7 +286,7 @@ class EvictionSignalReader:
         )
         unread = (*first[1], *others[1])
         unread += (f"filesystem signals not read: a filesystem {late}",) if late else ()
-        unread += (f"signals of other image filesystems not read: one {others_late}",) if others_late else ()
+        unread += (f"signals of additional filesystems not read: one {others_late}",) if others_late else ()
         return (*first[0], *others[0]), unread
 
     def _read_others(self, others: tuple[OtherFilesystem, ...]) -> _Read:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
@@ -150,12 +150,15 @@ class FilesystemLayout(StrEnum):
 
 
 class OtherFilesystem(NamedTuple):
-    """An image filesystem other than the first, such as for the snapshotter of another runtime handler.
+    """A filesystem with eviction thresholds besides nodefs, imagefs and containerfs.
+
+    It is either an image filesystem other than the first, such as for the snapshotter of another runtime handler, or
+    the filesystem of the pod logs, if these are on a filesystem of their own.
 
     Attributes:
         path: a path on the filesystem, for display and readings.
         device_id: device id at the discovery of the filesystem; a changed device id means another filesystem.
-        stores: names of the snapshotters on the filesystem, at least one.
+        stores: names of the snapshotters on an image filesystem, at least one; empty for the filesystem of the logs.
         on_nodefs: whether the filesystem is also nodefs.
     """
 
@@ -164,9 +167,19 @@ class OtherFilesystem(NamedTuple):
     stores: frozenset[str]
     on_nodefs: bool = False
 
+    @property
+    def has_logs(self) -> bool:
+        """Whether this is the filesystem of the pod logs."""
+        return not self.stores
+
+
+def has_separate_logs(others: Iterable[OtherFilesystem]) -> bool:
+    """Return whether the pod logs are on one of these filesystems, rather than on nodefs."""
+    return any(each.has_logs for each in others)
+
 
 class Measurand(NamedTuple):
-    """A signal and its filesystem; ``path`` is set only for image filesystems other than the first."""
+    """A signal and its filesystem; ``path`` is set only for filesystems besides the first ones."""
 
     signal: Signal
     path: str = ""
@@ -194,7 +207,7 @@ class SignalReading(Record):
         observed_at: time of the reading.
         memory: the estimates and parts of the node's memory, from which ``available`` is decided; ``None`` for other
             signals.
-        path: path of an image filesystem other than the first; empty otherwise.
+        path: path of an :class:`OtherFilesystem`; empty otherwise.
     """
 
     signal: Signal

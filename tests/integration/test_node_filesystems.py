@@ -86,3 +86,54 @@ def test_full_filesystem_is_reported_with_its_role(
     assert found[f"available_bytes {roles}"] <= MIB
     assert found[f"capacity_bytes {roles}"] > 30 * MIB
     assert found[f"capacity_inodes {roles}"] > found[f"available_inodes {roles}"] > 0
+
+
+@pytest.fixture
+def node(containerd_factory: ContainerdFactory, containerd_version: str, tmp_path: Path) -> PressedNode:
+    """Return a node whose pod logs are on a filesystem of their own; nodefs is the machine's disk."""
+    if containerd_version != "host":
+        pytest.skip("mounts are not shared with a containerd in its own mount namespace")
+    made = PressedNode(containerd_factory(imagefs=LoopFs(700)), tmp_path)
+    made.import_images()
+    made.container_gc = 'sandbox_minimum_age = "0s"'
+    mount(LoopFs(400), made, made.containerd.log_root)
+    made.nodefs = tmp_path / "kubelet"
+    made.nodefs.mkdir()
+    return made
+
+
+def available_mib(path: Path) -> int:
+    usage = os.statvfs(path)
+    return usage.f_bavail * usage.f_frsize // MIB
+
+
+@pytest.mark.difference("log-filesystem")
+def test_only_the_log_writer_is_evicted_for_the_filesystem_of_the_logs(node: PressedNode) -> None:
+    logs = node.containerd.log_root
+    node.run_writer("writer", 150)
+    node.run_pod("quiet", "echo started")
+    chatty = node.run_pod("chatty", "yes $(seq 60) | head -c 120000000")
+    assert chatty.sandbox.log_directory is not None
+    with node.daemon(f'hard = "nodefs.available<{available_mib(logs) + 60}Mi"'):
+        node.wait_for("threshold_cleared", timeout_s=90)
+        node.wait_passes(4)
+    (evicted,) = node.events("evicted")
+    assert (evicted["pod_name"], evicted["threshold"].endswith(f" on {logs}")) == ("chatty", True)
+    assert not chatty.sandbox.log_directory.exists()
+    assert node.running() == {"writer", "quiet"}
+    assert not node.events("eviction_ineffective")
+
+
+@pytest.mark.difference("log-filesystem")
+def test_no_pod_is_evicted_if_files_of_the_host_fill_the_filesystem_of_the_logs(node: PressedNode) -> None:
+    logs = node.containerd.log_root
+    node.run_writer("writer", 150)
+    node.run_pod("chatty", "yes | head -c 20000")  # 0.5 MiB with the times of the lines
+    with (logs / "host").open("wb") as host:
+        os.posix_fallocate(host.fileno(), 0, (available_mib(logs) - 20) * MIB)
+    with node.daemon('hard = "nodefs.available<60Mi"'):
+        node.wait_for("no_evictable_pod", timeout_s=60)
+        node.wait_passes(5)
+    assert {each["threshold"] for each in node.events("threshold_met")} == {f"nodefs.available<60Mi on {logs}"}
+    assert not node.events("evicted")
+    assert node.running() == {"writer", "chatty"}

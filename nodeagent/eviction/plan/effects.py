@@ -131,7 +131,7 @@ class OutstandingEffect(Record):
             evictions of pods that do not drive the shortage; node-level reclaim continues.
         confirmed_s: time of the first reading after the confirmation; ``None`` before this reading.
         confirmed_available: available amount of the signal in the reading at ``confirmed_s``.
-        path: path of an image filesystem other than the first; empty for other shortages, and for an effect on any such
+        path: path of an additional filesystem; empty for other shortages, and for an effect on any such
             filesystem after a restart without a readable state record.
     """
 
@@ -215,8 +215,8 @@ def effects_of_eviction(
     """Return the predicted effects of an eviction, at most one per shortage, to record before the eviction starts.
 
     The prediction covers memory, PIDs and writable layers. For the threshold acted on, it is the amount that the
-    eviction frees: with the logs for nodefs, which are removed with the containers then, and with the volumes that a
-    kubelet removes.
+    eviction frees: with the logs for their filesystem, which are removed with the containers then, and with the volumes
+    that a kubelet removes.
     """
     layout, others = placement.layout, placement.others
     available = {each.measurand: each.available for each in observations}
@@ -228,6 +228,8 @@ def effects_of_eviction(
     written = {(layers, ""): Footprint() if usage is None else on_first(usage, others)}
     signals = {(layers, ""): DISKS[layers]}
     for other in others:
+        if other.has_logs:
+            continue
         key = (Shortage.NODEFS if other.on_nodefs else Shortage.OTHER_IMAGEFS, other.path)
         written[key] = (None if usage is None else on_filesystem(usage, other)) or _NOTHING
         signals[key] = Signal.IMAGEFS_AVAILABLE
@@ -314,7 +316,7 @@ def withholding(
     """Return the effect with the latest deadline among the effects that suspend actions for a shortage now.
 
     An ineffective effect, which suspends only evictions, is returned if no other effect is outstanding; ``None``
-    without any effect. ``path`` is the path of an image filesystem other than the first.
+    without any effect. ``path`` is the path of an additional filesystem.
     """
     found = [each for each in effects if each.relieves(shortage, path) and now.monotonic_s < each.until_s]
     return max(found, key=lambda each: (not each.ineffective, each.until_s, each.action), default=None)
@@ -665,7 +667,8 @@ def unrelieved(
     sentence = f"{text} is met, and no eviction ends the shortage of {_shown(status, _shortfall(status))}"
     protected = sum(1 for each in pods if id(each) in kept)
     if not ranking:
-        on_it = "have a writable layer on this filesystem" if status.threshold.filesystem else "use the resource"
+        other = status.threshold.filesystem
+        on_it = "have a writable layer on this filesystem" if other and other.stores else "use the resource"
         sentence += f": no pod is known to {on_it}"
     elif protected == len(pods):
         sentence += ": every pod is protected"

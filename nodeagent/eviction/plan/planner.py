@@ -229,7 +229,7 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
         pods: all pods of the node; ``None`` to select a threshold only.
         policy: protected pods, grace periods and limits.
         layout: which filesystems share a device.
-        others: the image filesystems other than the first.
+        others: the additional filesystems.
         now: time of this decision, after the latest readings.
         observations: readings newer than the evaluated readings; ``None`` to use the evaluated readings.
         reclaimed: steps already run in this pass.
@@ -389,7 +389,9 @@ class _Planner:
             decisions = [self._keep(pod, selected.reason) for pod in self._pods]
             return EvictionPlan(self._plan(decisions, blocked=selected.blocked), waiting=selected.waiting)
         signal, other = status.threshold.signal, status.threshold.filesystem
-        steps = tuple(step for step in reclaim_steps(signal, self._layout, other) if step not in reclaimed)
+        separate_logs = pressure.has_separate_logs(self._placement.others)
+        every = reclaim_steps(signal, self._layout, other, separate_logs=separate_logs)
+        steps = tuple(step for step in every if step not in reclaimed)
         candidates = [pod for pod in self._pods if self._not_there_reason(pod, status) is None]
         ranking = rank_pods(candidates, signal, self._placement_for(status))
         limited = None if steps else self._limited(status.threshold)

@@ -51,10 +51,11 @@ def not_there_reason(
 
     For an image filesystem besides the first, a candidate has a writable layer on this filesystem. For a dedicated
     first image filesystem, every pod is a candidate unless all its layers are known to be on other image filesystems.
+    For a filesystem of the pod logs, every pod is a candidate.
     """
     usage, other = pod.usage, threshold.filesystem
     layers = () if usage is None else usage.layers
-    if other is not None:
+    if other is not None and not other.has_logs:
         there = [is_on(each, other) for each in layers]
         if any(there):
             return None
@@ -166,7 +167,7 @@ class RankingInput(NamedTuple):
 
     Attributes:
         layout: which of nodefs, imagefs and containerfs share a device.
-        others: the image filesystems other than the first.
+        others: the additional filesystems.
         ranked: the filesystem in ``others`` for which pods are ranked; ``None`` for the filesystem of the signal.
         removes_volumes: whether an eviction also removes the volumes of the pod, as a kubelet does; the agent itself
             manages no volumes.
@@ -263,11 +264,14 @@ def _parts(
     usage: pressure.PodUsage, filesystem: pressure.FilesystemRole, placement: RankingInput
 ) -> dict[str, pressure.Footprint]:
     """Return the footprint of each part of a pod's disk usage on a filesystem: writable layers, logs, volumes."""
+    if placement.ranked is not None and placement.ranked.has_logs:
+        return {"logs": usage.logs}
     if placement.ranked is not None:
         return {"writable layers": on_filesystem(usage, placement.ranked) or pressure.Footprint()}
     layout = placement.layout
     writable = {"writable layers": on_first(usage, placement.others)}
-    others = {"logs": usage.logs, "volumes": usage.volumes}
+    logs = {} if pressure.has_separate_logs(placement.others) else {"logs": usage.logs}
+    others = logs | {"volumes": usage.volumes}
     if layout is pressure.FilesystemLayout.DEDICATED_IMAGEFS:
         return others if filesystem is pressure.FilesystemRole.NODEFS else writable
     if layout is pressure.FilesystemLayout.SPLIT and filesystem is pressure.FilesystemRole.IMAGEFS:

@@ -58,7 +58,7 @@ class ReclaimStep(NamedTuple):
     device.
 
     Attributes:
-        other: the image filesystem, if it is not the first; otherwise ``None``.
+        other: the additional filesystem; ``None`` for that of the role.
     """
 
     action: ReclaimAction
@@ -94,24 +94,28 @@ _ACTIONS: Final[Mapping[tuple[FilesystemLayout, FilesystemRole], tuple[ReclaimAc
 
 
 def reclaim_steps(
-    signal: Signal, layout: FilesystemLayout, other: OtherFilesystem | None = None
+    signal: Signal, layout: FilesystemLayout, other: OtherFilesystem | None = None, *, separate_logs: bool = False
 ) -> tuple[ReclaimStep, ...]:
     """Return the reclaim steps for a signal, in order; empty for memory, PIDs and stall signals.
 
     The steps are the kubelet's: containers and logs are one step, since the logs of a pod whose sandbox is removed
     would be unlisted for a later step. Images that cannot be pulled again are removed in the last step. With a
     dedicated imagefs the kubelet has no step for nodefs; nodeagent removes the logs of deleted pods. The steps for an
-    image filesystem other than the first remove only dead containers and images of its snapshotters.
+    image filesystem other than the first remove only dead containers and images of its snapshotters. The step for a
+    filesystem of the pod logs removes the logs of deleted pods; with ``separate_logs`` nodefs has no such step.
 
     Source: kubelet ``buildSignalToNodeReclaimFuncs``.
     """
     filesystem = MEANINGS[signal].filesystem
     if filesystem is None:
         return ()
+    if other is not None and other.has_logs:
+        return (ReclaimStep(_LOGS, _NODEFS, other),)
     if other is not None:
         return tuple(ReclaimStep(action, FilesystemRole.IMAGEFS, other) for action in (_CONTAINERS, *_IMAGES))
     device = device_role(filesystem, layout)
-    return tuple(ReclaimStep(action, device) for action in _ACTIONS[layout, device])
+    actions = _ACTIONS[layout, device]
+    return tuple(ReclaimStep(action, device) for action in actions if not (separate_logs and action is _LOGS))
 
 
 def device_role(filesystem: FilesystemRole, layout: FilesystemLayout) -> FilesystemRole:
@@ -184,6 +188,8 @@ def on_device(plans: Sequence[Plan], snapshot: NodeSnapshot, *, layers: bool, lo
 
     def of_directory(decision: Decision) -> Decision:
         directory = directories[decision.id]
+        if not logs:
+            return replace(decision, frees_bytes=0, frees_inodes=0)
         if directory.tree is None or directory.tree.problem:
             return replace(decision, frees_bytes=None, frees_inodes=None)
         size, before = directory.tree.size, counted.get(directory.uid)
@@ -215,7 +221,7 @@ class Shortage(StrEnum):
     """Resource in shortage that one action can relieve. Bytes and inodes of one device are one shortage.
 
     A device is named by the first of nodefs and imagefs, as in :class:`ReclaimStep`; an image filesystem other than the
-    first is ``OTHER_IMAGEFS`` with its path, unless it is nodefs.
+    first is ``OTHER_IMAGEFS`` with its path, unless it is nodefs. ``POD_LOGS`` is a filesystem of the pod logs only.
     """
 
     MEMORY = "memory"
@@ -224,6 +230,7 @@ class Shortage(StrEnum):
     NODEFS = "nodefs"
     IMAGEFS = "imagefs"
     OTHER_IMAGEFS = "other-imagefs"
+    POD_LOGS = "pod-logs"
 
 
 DEVICES: Final = {FilesystemRole.NODEFS: Shortage.NODEFS, FilesystemRole.IMAGEFS: Shortage.IMAGEFS}
@@ -232,6 +239,7 @@ DISKS: Final[Mapping[Shortage, Signal]] = MappingProxyType(
         Shortage.NODEFS: Signal.NODEFS_AVAILABLE,
         Shortage.IMAGEFS: Signal.IMAGEFS_AVAILABLE,
         Shortage.OTHER_IMAGEFS: Signal.IMAGEFS_AVAILABLE,
+        Shortage.POD_LOGS: Signal.NODEFS_AVAILABLE,
     }
 )
 """Shortages of filesystems, with the signal that measures the available bytes of each."""
@@ -240,9 +248,11 @@ DISKS: Final[Mapping[Shortage, Signal]] = MappingProxyType(
 def shortage_of(signal: Signal, layout: FilesystemLayout, other: OtherFilesystem | None = None) -> Shortage | None:
     """Return the resource in shortage when a threshold on this signal is met; ``None`` for a signal without a resource.
 
-    ``other`` is the filesystem of a threshold on an image filesystem other than the first.
+    ``other`` is the filesystem of a threshold on an additional filesystem.
     """
     meaning = MEANINGS[signal]
+    if other is not None and other.has_logs:
+        return Shortage.POD_LOGS
     if other is not None:
         return Shortage.NODEFS if other.on_nodefs else Shortage.OTHER_IMAGEFS
     if meaning.filesystem is not None:

@@ -150,7 +150,7 @@ class Threshold(KeyedRecord):
     Attributes:
         grace_s: seconds for which the threshold must be met before a pass acts on it.
         minimum_reclaim: amount above the threshold (below for stall signals) required to clear it once it was due.
-        filesystem: an image filesystem other than the first; ``None`` for the filesystem of the signal.
+        filesystem: an additional filesystem; ``None`` for the filesystem of the signal.
 
     Source: kubelet ``evictionapi.Threshold``.
     """
@@ -250,8 +250,8 @@ def for_layout(
     """Return configured and derived thresholds, and warnings about configured thresholds that are replaced.
 
     containerfs has the thresholds of the filesystem with the writable layers: of imagefs if imagefs is dedicated,
-    otherwise of nodefs. Every further image filesystem has the thresholds of imagefs; the kubelet monitors only the
-    first image filesystem.
+    otherwise of nodefs. Every further image filesystem has the thresholds of imagefs, and a filesystem of the pod logs
+    those of nodefs; the kubelet monitors only the first image filesystem, and no filesystem of the logs.
 
     Source: kubelet ``UpdateContainerFsThresholds``.
     """
@@ -278,7 +278,8 @@ def for_layout(
         replace(each, filesystem=filesystem)
         for filesystem in others
         for each in kept
-        if each.signal in {Signal.IMAGEFS_AVAILABLE, Signal.IMAGEFS_INODES_FREE}
+        if MEANINGS[each.signal].filesystem
+        is (FilesystemRole.NODEFS if filesystem.has_logs else FilesystemRole.IMAGEFS)
     )
     return kept + derived + of_others, warnings
 

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from nodeagent.errors import NodeAgentError, ObservationError
 from nodeagent.model.pressure import FilesystemLayout
 from nodeagent.record import replace
+from tests.unit.builders import MIB
 from tests.unit.eviction.eviction_node import DISK, Node, run_pass, run_passes
 from tests.unit.eviction.plan.cases import pod, read
-from tests.unit.eviction.plan.test_other_filesystems import KATA, LAZY, ON_FIRST, ON_KATA, on, writer
+from tests.unit.eviction.plan.test_other_filesystems import (
+    KATA,
+    LAZY,
+    LOGS,
+    ON_FIRST,
+    ON_KATA,
+    logger,
+    on,
+    writer,
+)
 
 if TYPE_CHECKING:
     from nodeagent.eviction.reclaimer import Reclaimed
     from nodeagent.eviction.signals import SignalLayout
+    from nodeagent.model.pressure import OtherFilesystem, SignalReading
 
 PODS = (writer("kata", ON_KATA, mib=300), writer("first", ON_FIRST, mib=900), pod("hog", pids=900))
 
@@ -94,3 +107,25 @@ async def test_changed_layout_of_nodefs_and_imagefs_is_not_adopted() -> None:
     await run_pass(node, loop)
     await run_pass(node, loop)
     assert node.events("threshold_met") == []
+
+
+@pytest.mark.difference("log-filesystem")
+@pytest.mark.parametrize(
+    ("others", "reading", "evicted"),
+    [
+        ((LOGS,), on(LOGS, 50, "nodefs.available"), {"chatty": True}),
+        ((LOGS,), read("nodefs.available", 50), {"writer": False}),
+        ((), read("nodefs.available", 50), {"writer": True}),
+    ],
+    ids=["logs", "nodefs", "nodefs-with-logs"],
+)
+async def test_logs_of_an_evicted_pod_are_removed_for_their_filesystem_only(
+    others: tuple[OtherFilesystem, ...], reading: SignalReading, evicted: dict[str, bool]
+) -> None:
+    node = Node(limits="nodefs.available<100Mi", others=others)
+    node.pods = (logger("writer", logs=1, writable=900), logger("chatty", logs=300))
+    node.readings = lambda: (replace(reading, available=900 * float(MIB)) if node.evicted else reading,)
+    loop = node.loop()
+    await run_passes(node, loop, 5)
+    assert node.evicted == [*evicted]
+    assert {each.name: bool(each.log_directory) for each in loop.context.eviction.victims} == evicted

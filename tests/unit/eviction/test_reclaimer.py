@@ -15,7 +15,7 @@ from nodeagent.gc.plan.image_protection import Irreplaceable, ProtectionPolicy
 from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model.node import LogSpace, NodeSnapshot, Role
-from nodeagent.model.pressure import FilesystemRole
+from nodeagent.model.pressure import FilesystemRole, OtherFilesystem
 from nodeagent.record import replace
 from tests.unit.builders import MIB, NOW, RUNTIME, ago, container, image, log_directory, sandbox, used
 
@@ -318,6 +318,28 @@ async def test_step_ends_with_the_removal_that_frees_the_needed_space(
     freed = done.freed(inodes=bool(needed.inodes))
     assert freed is not None
     assert freed >= max(needed.size_bytes, needed.inodes)
+
+
+LOG_FILESYSTEM = OtherFilesystem("/var/log/pods", 7, frozenset())
+
+
+@pytest.mark.difference("log-filesystem")
+@pytest.mark.parametrize(
+    ("reclaim", "freed_mib"),
+    [
+        (ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.NODEFS), 40),
+        (ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS), 40),
+        (ReclaimStep(ReclaimAction.LOGS, FilesystemRole.NODEFS, LOG_FILESYSTEM), 82),
+    ],
+)
+async def test_logs_on_their_own_filesystem_count_as_freed_there_only(reclaim: ReclaimStep, freed_mib: int) -> None:
+    async def has_separate_logs() -> bool:
+        return True
+
+    node = Node(TWO_PODS)
+    reclaimer = Reclaimer(node.observe, POLICY, node.run, has_separate_logs=has_separate_logs)
+    done = await reclaimer.run(reclaim, EVERYTHING, asyncio.Event())
+    assert done.freed() == freed_mib * MIB
 
 
 async def test_step_is_complete_if_all_items_are_removed_or_no_removal_had_an_effect() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, strategies as st
 
-from nodeagent.eviction.plan.effects import OutstandingEffect, effects_of_eviction, withholding
+from nodeagent.eviction.plan.effects import OutstandingEffect, UsageSample, effects_of_eviction, withholding
 from nodeagent.eviction.plan.ranking import RankingInput, usage_of
 from nodeagent.eviction.plan.reclaim import Shortage, reclaim_steps
 from nodeagent.eviction.plan.state import EvictionState
@@ -245,6 +245,145 @@ def test_eviction_has_an_effect_on_each_filesystem_with_a_layer() -> None:
         (Shortage.OTHER_IMAGEFS, "/kata", 50 * MIB, 300 * MIB),
     }
     assert withholding(found, Shortage.OTHER_IMAGEFS, at(1), "/lazy") is None
+
+
+# ---- filesystem of the pod logs
+
+LOGS = OtherFilesystem("/var/log/pods", 7, frozenset())
+LIMITS = "nodefs.available<100Mi,nodefs.inodesFree<100,imagefs.available<100Mi"
+
+
+def logger(name: str, *, logs: float, writable: float = 0, **fields: Any) -> PodFacts:
+    return pod(name, logs=disk(logs, int(logs)), writable=disk(writable, int(writable)), **fields)
+
+
+LOGGERS = (
+    logger("writer", logs=1, writable=900),
+    logger("chatty", logs=300),
+    logger("quiet", logs=2),
+    logger("system", logs=900, namespace="kube-system"),
+)
+
+
+def with_logs(*observations: SignalReading, layout: FilesystemLayout = DEDICATED, **fields: Any) -> EvictionPlan:
+    """Return the eviction plan after all reclaim steps of a node with a filesystem of the pod logs."""
+    found = for_layout(thresholds(LIMITS), layout, (LOGS,))[0]
+    values = {"pods": LOGGERS, "limits": found, "layout": layout, "others": (LOGS,), **fields}
+    return after_reclaim(*observations, **values)
+
+
+@pytest.mark.difference("log-filesystem")
+@pytest.mark.parametrize("layout", FilesystemLayout)
+def test_filesystem_of_the_logs_has_the_thresholds_of_nodefs(layout: FilesystemLayout) -> None:
+    found = for_layout(thresholds(LIMITS), layout, (LOGS, KATA))[0]
+    assert [each.text for each in found if each.filesystem] == [
+        "nodefs.available<100Mi on /var/log/pods",
+        "nodefs.inodesFree<100 on /var/log/pods",
+        "imagefs.available<100Mi on /kata",
+    ]
+    met = evaluated(read("nodefs.available", 900), on(LOGS, 50, "nodefs.available"), limits=found)
+    assert [each.threshold.text for each in met.met] == ["nodefs.available<100Mi on /var/log/pods"]
+    assert [each.condition.value for each in met.conditions if each.active] == ["DiskPressure"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "of_nodefs"),
+    [
+        (
+            FilesystemLayout.SINGLE,
+            ["dead-containers on nodefs", "unused-images on nodefs", "irreplaceable-images on nodefs"],
+        ),
+        (DEDICATED, []),
+        (FilesystemLayout.SPLIT, ["dead-containers on nodefs"]),
+    ],
+)
+def test_logs_are_reclaimed_for_their_own_filesystem_only(layout: FilesystemLayout, of_nodefs: list[str]) -> None:
+    found = for_layout(thresholds(LIMITS), layout, (LOGS,))[0]
+    for reading, steps in (
+        (on(LOGS, 50, "nodefs.available"), ["logs on /var/log/pods"]),
+        (read("nodefs.available", 50), of_nodefs),
+    ):
+        plan = planned(LOGGERS, reading, limits=found, layout=layout, others=(LOGS,))
+        assert [each.text for each in plan.reclaim] == steps
+
+
+@pytest.mark.difference("log-filesystem")
+@pytest.mark.parametrize("layout", FilesystemLayout)
+@pytest.mark.parametrize("signal", ["nodefs.available", "nodefs.inodesFree"])
+def test_pod_is_evicted_for_the_filesystem_of_the_logs_by_its_logs(layout: FilesystemLayout, signal: str) -> None:
+    reading = read(signal, available=50, capacity=2000) if "inodes" in signal else read(signal, 50, capacity_mib=2000)
+    plan = with_logs(replace(reading, path=LOGS.path), layout=layout)
+    assert victim(plan) == "chatty"
+    unit = 1 if "inodes" in signal else MIB
+    assert [(each.pod.name, each.usage) for each in plan.ranking] == [
+        ("system", 900 * unit),
+        ("chatty", 300 * unit),
+        ("quiet", 2 * unit),
+        ("writer", unit),
+    ]
+    assert reasons(plan)["system"] == "protected-namespace"
+
+
+@pytest.mark.difference("log-filesystem")
+@pytest.mark.parametrize("pods", [(), LOGGERS[::2], (logger("none", logs=0, writable=900),)])
+def test_no_pod_is_evicted_if_the_host_fills_the_filesystem_of_the_logs(pods: tuple[PodFacts, ...]) -> None:
+    reading = on(LOGS, 50, "nodefs.available")
+    earlier = UsageSample.of(pods, (replace(reading, available=60 * MIB),), at(-1), with_disk=True)
+    plan = with_logs(reading, pods=pods, state=EvictionState(samples=(earlier,)))
+    assert plan.victim is None
+    assert plan.unrelieved is not None
+    assert plan.unrelieved.sentence.startswith(
+        "nodefs.available<100Mi on /var/log/pods is met, and no eviction ends the shortage of 50.0 MiB"
+    )
+
+
+@pytest.mark.difference("log-filesystem")
+@pytest.mark.parametrize(
+    ("layout", "evicted"),
+    [(FilesystemLayout.SINGLE, "writer"), (DEDICATED, None), (FilesystemLayout.SPLIT, "writer")],
+)
+def test_logs_elsewhere_do_not_count_for_nodefs(layout: FilesystemLayout, evicted: str | None) -> None:
+    assert victim(with_logs(read("nodefs.available", 50), layout=layout)) == evicted
+    chatty = LOGGERS[1].usage
+    assert usage_of(chatty, Signal.NODEFS_AVAILABLE, RankingInput(layout, (LOGS,))) == (0, ())
+    assert usage_of(chatty, Signal.NODEFS_AVAILABLE, layout) == (300 * MIB, ())
+    assert usage_of(chatty, Signal.NODEFS_AVAILABLE, RankingInput(layout, (LOGS,), LOGS)) == (300 * MIB, ())
+
+
+@pytest.mark.parametrize(
+    ("outstanding", "waits"),
+    [
+        (replace(effect(Shortage.POD_LOGS, LOGS.path), signal=Signal.NODEFS_AVAILABLE), True),
+        (effect(Shortage.NODEFS), False),
+        (effect(Shortage.OTHER_IMAGEFS, ""), False),
+    ],
+    ids=["logs", "nodefs", "other-image-filesystem"],
+)
+def test_effect_on_the_filesystem_of_the_logs_withholds_actions_for_it_alone(
+    outstanding: OutstandingEffect, waits: bool
+) -> None:
+    state = EvictionState(outstanding=(outstanding,))
+    assert victim(with_logs(on(LOGS, 50, "nodefs.available"), state=state)) == (None if waits else "chatty")
+    single = FilesystemLayout.SINGLE
+    of_nodefs = with_logs(read("nodefs.available", 50), layout=single, state=state)
+    assert (victim(of_nodefs) is None) is (outstanding.shortage is Shortage.NODEFS)
+
+
+def test_eviction_for_the_filesystem_of_the_logs_has_an_effect_there_and_on_the_layers() -> None:
+    both = logger("both", logs=300, writable=40)
+    readings = (on(LOGS, 50, "nodefs.available"), read("imagefs.available", 900), read("nodefs.available", 800))
+    placement = RankingInput(DEDICATED, (LOGS,))
+    for_logs = with_logs(*readings, pods=(both,))
+    assert for_logs.victim is not None
+    found = effects_of_eviction(for_logs.victim, readings, placement, at(0))
+    assert {(each.shortage, each.measurand, each.before, each.predicted) for each in found} == {
+        (Shortage.IMAGEFS, (Signal.IMAGEFS_AVAILABLE, ""), 900 * MIB, 40 * MIB),
+        (Shortage.POD_LOGS, (Signal.NODEFS_AVAILABLE, LOGS.path), 50 * MIB, 300 * MIB),
+    }
+    for_layers = with_logs(read("imagefs.available", 50), pods=(both,))
+    assert for_layers.victim is not None
+    others = effects_of_eviction(for_layers.victim, readings, placement, at(0))
+    assert {each.shortage for each in others} == {Shortage.IMAGEFS}  # the logs are kept then
 
 
 # ---- properties

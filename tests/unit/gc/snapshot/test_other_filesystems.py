@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,8 +23,6 @@ from tests.support.manual_clock import ManualClock
 from tests.unit.builders import container, image_filesystem, sandbox
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nodeagent.model.runtime import ImageFilesystem
 
 ELSEWHERE = 12345
@@ -79,6 +79,74 @@ async def test_filesystem_that_was_unmounted_is_not_read_and_the_others_are(tmp_
     assert {each.path for each in readings.observations if each.path} == {str(tmp_path)}
     assert any("is on another filesystem than before" in each for each in readings.unread)
     assert any(gone.path in each for each in readings.unread)
+
+
+# ---- filesystem of the pod logs
+
+
+@pytest.mark.difference("log-filesystem")
+@pytest.mark.parametrize(
+    ("devices", "log_device", "watched"),
+    [
+        ((1, 2, 2), 3, ["/logs"]),
+        ((1, 1, 1), 3, ["/logs"]),
+        ((1, 2, 2), 1, []),
+        ((1, 2, 2), 2, []),
+        ((1, 2, 3), 3, []),
+        ((1, 2, 2), ELSEWHERE, ["/kata"]),
+        ((1, 2, 2), None, []),
+        ((1, None, None), 3, []),
+    ],
+    ids=["own", "own-single", "nodefs", "imagefs", "containerfs", "image-filesystem", "missing", "imagefs-unknown"],
+)
+def test_filesystem_of_the_logs_is_watched_if_it_has_no_other_role(
+    monkeypatch: pytest.MonkeyPatch,
+    devices: tuple[int | None, ...],
+    log_device: int | None,
+    watched: list[str],
+) -> None:
+    paths = SignalPaths(*(None if each is None else f"/{each}" for each in devices))
+    monkeypatch.setattr("nodeagent.eviction.signals.filesystem_id", lambda path: int(path[1:]))
+    reader = EvictionSignalReader(EvictionSettings(), ManualClock(), pod_log_root=Path("/logs"))
+    several = [found()] if watched == ["/kata"] else []
+    layout = reader.resolve_layout(paths, several, log_device)
+    assert [each.path for each in layout.others] == watched
+    assert layout.has_separate_logs is (watched == ["/logs"])
+    added = {each.signal.value.split(".")[0] for each in layout.thresholds if each.filesystem is not None}
+    assert added == {"/logs": {"nodefs"}, "/kata": {"imagefs"}}.get("".join(watched), set())
+
+
+async def test_filesystem_of_the_logs_has_readings_of_nodefs_with_its_path(tmp_path: Path, device: int) -> None:
+    logs = OtherFilesystem(str(tmp_path), device, frozenset())
+    reader = EvictionSignalReader(EvictionSettings(), ManualClock(), pod_log_root=tmp_path)
+    layout = SignalLayout(SignalPaths(None), FilesystemLayout.SINGLE, (), others=(logs,))
+    readings = await reader.read(layout)
+    found_signals = {each.signal.value for each in readings.observations if each.path == str(tmp_path)}
+    assert "nodefs.available" in found_signals <= {"nodefs.available", "nodefs.inodesFree"}
+
+
+async def test_hanging_filesystem_of_the_logs_is_omitted_and_the_others_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released = threading.Event()
+
+    def identify(path: str) -> int:
+        if path == "/logs":
+            released.wait(30)
+        return 1
+
+    monkeypatch.setattr("nodeagent.eviction.signals.filesystem_id", identify)
+    monkeypatch.setattr("nodeagent.eviction.signals._LOGS_WITHIN_S", 0.05)
+    reader = EvictionSignalReader(EvictionSettings(), ManualClock(), pod_log_root=Path("/logs"))
+    try:
+        layout = await reader.nodefs_layout()
+    finally:
+        released.set()
+    assert layout.paths.nodefs is not None
+    assert [each for each in layout.warnings if "pod logs" in each] == [
+        "filesystem of the pod logs unknown: it does not answer within 0.05 s"
+    ]
+    assert (layout.others, layout.others_known) == ((), False)
 
 
 # ---- writable layers
