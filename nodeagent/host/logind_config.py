@@ -16,6 +16,7 @@ from typing import Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.files import replace_file
+from nodeagent.host.unit_files import find_drop_ins, logical_lines
 from nodeagent.record import Record
 from nodeagent.units import USEC_INFINITY
 
@@ -25,6 +26,7 @@ DEFAULT_DELAY_US: Final = 5_000_000
 """logind's default. Source: logind.conf(5), ``InhibitDelayMaxSec=``."""
 
 _DIRECTORIES = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd")
+_DROP_INS = tuple(f"{each}/logind.conf.d" for each in _DIRECTORIES)
 _SECTION, _KEY = "Login", "InhibitDelayMaxSec"
 _MAX_FILE_BYTES = 1 << 20
 
@@ -111,7 +113,7 @@ def own_drop_in(delay_s: int, root: Path = _ROOT) -> DropIn:
 
     Nothing is written, see :func:`write_drop_in`. logind reads the file when it is reloaded.
     """
-    others = [name for name in _drop_ins(root, []) if not name.endswith(_OWN_SUFFIX)]
+    others = [name for name in find_drop_ins(root, _DROP_INS, []) if not name.endswith(_OWN_SUFFIX)]
     last = max(others, key=os.fsencode, default="")
     name = _OWN_NAME
     if os.fsencode(last) > os.fsencode(name):
@@ -169,35 +171,9 @@ def _files(root: Path, warnings: list[str]) -> Iterator[Path]:
         if main.is_file():
             yield main
             break
-    drop_ins = _drop_ins(root, warnings)
+    drop_ins = find_drop_ins(root, _DROP_INS, warnings)
     for name in sorted(drop_ins, key=os.fsencode):
         yield drop_ins[name]
-
-
-def _drop_ins(root: Path, warnings: list[str]) -> dict[str, Path]:
-    """Return the drop-ins by name, including masks, each from the first directory that contains it."""
-    drop_ins: dict[str, Path] = {}
-    for directory in _DIRECTORIES:
-        drop_in_directory = root / directory / "logind.conf.d"
-        try:
-            entries = list(drop_in_directory.iterdir())
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            warnings.append(f"cannot read {drop_in_directory}: {error.strerror or error}")
-            continue
-        for path in entries:
-            if path.suffix == ".conf" and not path.name.startswith(".") and _is_readable_kind(path):
-                drop_ins.setdefault(path.name, path)
-    return drop_ins
-
-
-def _is_readable_kind(path: Path) -> bool:
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return stat.S_ISREG(mode) or stat.S_ISCHR(mode)
 
 
 def _text_of(path: Path, warnings: list[str]) -> str:
@@ -217,7 +193,7 @@ def _text_of(path: Path, warnings: list[str]) -> str:
 
 def _settings_of(path: Path, text: str, warnings: list[str]) -> Iterator[DelaySetting]:
     section = ""
-    for line in _logical_lines(text):
+    for line in logical_lines(text):
         if line.startswith("["):
             section = line[1:-1] if line.endswith("]") else ""
             continue
@@ -228,19 +204,3 @@ def _settings_of(path: Path, text: str, warnings: list[str]) -> Iterator[DelaySe
             yield DelaySetting(path, value.strip(), parse_span_us(value))
         except ValueError:
             warnings.append(f"{path}: {_KEY}={value.strip()} is not a time span; logind ignores it")
-
-
-def _logical_lines(text: str) -> Iterator[str]:
-    """Yield stripped lines without comments; continued lines are joined. Source: systemd.syntax(7)."""
-    continued = ""
-    for raw in text.splitlines():
-        line = raw.strip()
-        if line.startswith(("#", ";")) or (not line and not continued):
-            continue
-        if line.endswith("\\"):
-            continued += line[:-1] + " "
-            continue
-        yield (continued + line).strip()
-        continued = ""
-    if continued:
-        yield continued.strip()

@@ -1,0 +1,190 @@
+"""Files of systemd's configuration: drop-ins in order of precedence, and the command line that a unit starts.
+
+The command line of a running process can be hidden: k3s replaces it. ``systemctl show`` has the command line of a unit
+with unexpanded variables, and nothing without systemd; a stopped unit may have changed since it was loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from nodeagent.files import open_regular
+from nodeagent.record import Record
+
+_DIRECTORIES: Final = tuple(f"{each}/systemd/system" for each in ("etc", "run", "usr/local/lib", "usr/lib", "lib"))
+_MAX_BYTES: Final = 1 << 20
+_MAX_WORDS: Final = 4096
+_WORD: Final = re.compile(r"\$(\w+)")
+_IN_WORD: Final = re.compile(r"\$(?:\$|\{(\w+)\})")
+_SPECIFIER: Final = re.compile(r"%([%nNp])")
+
+
+class UnitCommand(Record):
+    """The command line that a unit starts.
+
+    Attributes:
+        words: the program and its arguments, with variables replaced; empty if they cannot be read.
+        environment: variables that the unit sets.
+        sources: paths of the files that were read: the unit, its drop-ins and environment files.
+        unread: files that cannot be read or parsed, each with the cause.
+    """
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    sources: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+
+
+def find_drop_ins(root: Path, directories: Iterable[str], warnings: list[str]) -> dict[str, Path]:
+    """Return the drop-ins by name, including masks, each from the first directory that contains it."""
+    drop_ins: dict[str, Path] = {}
+    for directory in directories:
+        drop_in_directory = root / directory
+        try:
+            entries = list(drop_in_directory.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            warnings.append(f"cannot read {drop_in_directory}: {error.strerror or error}")
+            continue
+        for path in entries:
+            if path.suffix == ".conf" and not path.name.startswith(".") and _is_readable_kind(path):
+                drop_ins.setdefault(path.name, path)
+    return drop_ins
+
+
+def _is_readable_kind(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISCHR(mode)
+
+
+def logical_lines(text: str) -> Iterator[str]:
+    """Yield stripped lines without comments; continued lines are joined. Source: systemd.syntax(7)."""
+    continued = ""
+    for raw in text.splitlines():
+        line = raw.strip()
+        if line.startswith(("#", ";")) or (not line and not continued):
+            continue
+        if line.endswith("\\"):
+            continued += line[:-1] + " "
+            continue
+        yield (continued + line).strip()
+        continued = ""
+    if continued:
+        yield continued.strip()
+
+
+def has_unit(root: Path, name: str) -> bool:
+    """Return whether a directory of the system's units has a service of this name, such as ``kubelet``."""
+    return any(os.path.lexists(root / each / f"{name}.service") for each in _DIRECTORIES)
+
+
+def read_unit_command(root: Path, name: str) -> UnitCommand:
+    """Return the command line of a service, such as ``kubelet``. Blocks.
+
+    Source: systemd.unit(5), unit load path and drop-ins; systemd.service(5), command lines; systemd.exec(5),
+    ``Environment=`` and ``EnvironmentFile=``; systemd.unit(5), specifiers.
+    """
+    return _UnitReader(root, name).read()
+
+
+class _UnitReader:
+    def __init__(self, root: Path, name: str) -> None:
+        self._root = root
+        self._name = name
+        self._sources: list[str] = []
+        self._unread: list[str] = []
+
+    def read(self) -> UnitCommand:
+        service = f"{self._name}.service"
+        main = next((each for each in _DIRECTORIES if os.path.lexists(self._root / each / service)), _DIRECTORIES[0])
+        drop_ins = find_drop_ins(self._root, [f"{each}/{service}.d" for each in _DIRECTORIES], self._unread)
+        paths = [self._root / main / service, *(drop_ins[each] for each in sorted(drop_ins, key=os.fsencode))]
+        settings: dict[str, list[str]] = {"ExecStart": [], "Environment": [], "EnvironmentFile": []}
+        for path in paths:
+            for key, value in _service_settings(self._text(path)):
+                if key in settings and value:
+                    settings[key].append(self._specified(value))
+                elif key in settings:
+                    settings[key].clear()  # an empty value resets the list
+        environment: dict[str, str] = {}
+        for each in settings["Environment"]:
+            environment |= dict(word.split("=", 1) for word in self._split(each) if "=" in word)
+        for each in settings["EnvironmentFile"]:
+            environment |= self._variables(each)
+        commands = settings["ExecStart"]
+        words = tuple(self._expanded(self._split(commands[-1]), environment))[:_MAX_WORDS] if commands else ()
+        return UnitCommand(words, environment, tuple(self._sources), tuple(self._unread))
+
+    def _specified(self, value: str) -> str:
+        """Return a value with its specifiers replaced; an unknown specifier is kept, such as in ``5%,``."""
+        names = {"%": "%", "n": f"{self._name}.service", "N": self._name, "p": self._name}
+        return _SPECIFIER.sub(lambda match: names[match[1]], value)
+
+    def _variables(self, value: str) -> dict[str, str]:
+        """Return the variables of an environment file; a file with a dash before its path may be missing."""
+        path = self._root / value.lstrip("-").lstrip("/")
+        if value.startswith("-") and not os.path.lexists(path):
+            return {}
+        pairs = (line.partition("=")[::2] for line in logical_lines(self._text(path)) if "=" in line)
+        return {key.strip(): _unquoted(each.strip()) for key, each in pairs}
+
+    def _expanded(self, words: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
+        for word in words:
+            if match := _WORD.fullmatch(word):
+                yield from self._split(environment.get(match[1], ""))
+            else:
+                yield _IN_WORD.sub(lambda match: environment.get(match[1], "") if match[1] else "$", word)
+
+    def _split(self, text: str) -> list[str]:
+        try:
+            return shlex.split(text)
+        except ValueError as error:
+            self._unread.append(f"{self._name}.service: {str(error).lower()}")
+            return []
+
+    def _text(self, path: Path) -> str:
+        """Return the text of a file; empty for a mask, and after a read error, which is recorded."""
+        shown = f"/{path.relative_to(self._root)}"
+        try:
+            if stat.S_ISCHR(path.stat().st_mode):
+                return ""
+            with open_regular(path) as file:
+                raw = file.read(_MAX_BYTES + 1)
+            if len(raw) > _MAX_BYTES:
+                self._unread.append(f"cannot read {shown}: larger than {_MAX_BYTES} bytes")
+                return ""
+            text = raw.decode()
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the path
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            self._unread.append(f"cannot read {shown}: {reason or error}")
+            return ""
+        self._sources.append(shown)
+        return text
+
+
+def _service_settings(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the settings of the section ``[Service]``."""
+    section = ""
+    for line in logical_lines(text):
+        if line.startswith("["):
+            section = line
+        elif section == "[Service]" and "=" in line:
+            key, _, value = line.partition("=")
+            yield key.strip(), value.strip()
+
+
+def _unquoted(value: str) -> str:
+    """Return the value of a variable in an environment file without the quotes around it."""
+    if len(value) > 1 and value[0] in "\"'" and value.endswith(value[0]):
+        return value[1:-1].replace('\\"', '"')
+    return value
