@@ -22,10 +22,11 @@ from nodeagent.daemon.control_documents import EffectiveConfig
 from nodeagent.doctor.plan.node import OPEN_FIX, OPEN_LISTENER
 from nodeagent.errors import ConfigError, UsageError
 from nodeagent.eviction.plan.thresholds import MEANINGS
+from nodeagent.model.node import Certainty
 from nodeagent.settings.loading import effective, load
 from nodeagent.settings.reference import reference as make_reference, sourced_toml, to_toml, toml_value
 from nodeagent.settings.settings import DEFAULT_SOURCE, Config
-from nodeagent.text import Cut
+from nodeagent.text import Cut, escape
 
 if TYPE_CHECKING:
     import os
@@ -199,7 +200,7 @@ def fields_of_node(root: Path | None = None) -> Mapping[str, object]:
         root: root directory of all paths; ``None`` for the root of the host.
 
     Raises:
-        ConfigError: no kubelet configuration is found, or a file of it cannot be read.
+        ConfigError: no kubelet configuration is found, or one of its sources is not known.
     """
     from nodeagent.host.kubelet_traces import HOST_ROOT, read_kubelet_traces  # noqa: PLC0415
     from nodeagent.settings.kubelet_config import read_kubelet_config  # noqa: PLC0415
@@ -207,10 +208,17 @@ def fields_of_node(root: Path | None = None) -> Mapping[str, object]:
 
     root = HOST_ROOT if root is None else root
     found = read_kubelet_config(root, [each.pid for each in read_kubelet_traces(SystemClock(), root).processes])
-    if found.problems:
-        raise ConfigError("; ".join(found.problems))
     if not found.sources:
-        raise ConfigError("no kubelet configuration found on this node: add its file as the argument FILE")
+        reasons = "".join(f"; {each}" for each in found.missing)
+        raise ConfigError(f"no kubelet configuration found on this node{reasons}: add its file as the argument FILE")
+    if found.missing:
+        for certainty in Certainty:
+            names = ", ".join(escape(each) for each in found.fields if found.certainty(each) is certainty)
+            warn(f"nodeagent: {certainty}: {names or 'no field'}")
+        raise ConfigError(
+            f"kubelet configuration not known completely: {'; '.join(found.missing)}: correct the source, run as root, "
+            "or add a file with the configuration in force as the argument FILE"
+        )
     warn(f"nodeagent: read {', '.join(found.sources)}")
     return found.fields
 

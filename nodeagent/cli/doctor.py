@@ -38,7 +38,7 @@ from nodeagent.host.server_certificate import read_certificate, server_context
 from nodeagent.host.sockets import group_number
 from nodeagent.host.systemd import read_stop_timeout_us
 from nodeagent.kube.api_credentials import expiry
-from nodeagent.model.node import NodeSnapshot, Role
+from nodeagent.model.node import Certainty, NodeSnapshot, Role
 from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.pods.role import read_role
 from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
@@ -363,11 +363,12 @@ def kubelet_findings(settings: Settings, root: Path) -> list[node.Finding]:
     pids = [each.pid for each in processes]
     config = read_kubelet_config(root, pids)
     own = f"unix://{root}/{K3S_SOCKET}" if any(each.name in _EMBEDDING for each in processes) else ""
-    endpoint = config.fields.get("containerRuntimeEndpoint") or config.flags.get("container-runtime-endpoint") or own
-    found = config.fields if config.sources or pids else None
+    known = config.certainty("containerRuntimeEndpoint") is Certainty.IN_FORCE
+    endpoint = (config.fields.get("containerRuntimeEndpoint") if known else "") or own
+    found = config if pids or config.distribution else None
     return [
         check_runtime_endpoint(_socket(str(endpoint)), _socket(_endpoint(settings, root))),
-        check_kubelet_config(config.sources, config.problems, found, has_kubelet=has_kubelet),
+        check_kubelet_config(found, has_kubelet=has_kubelet),
         *check_kubelet(
             found,
             has_kubelet=has_kubelet,

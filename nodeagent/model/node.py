@@ -71,6 +71,55 @@ class KubeletTraces(Record):
     unreadable: tuple[str, ...] = ()
 
 
+class Certainty(StrEnum):
+    """Whether a value of the kubelet's configuration is in force.
+
+    Attributes:
+        IN_FORCE: every source that can set the value was read.
+        AT_LEAST: a map whose known entries are in force; a source that was not read can have set others.
+        UNKNOWN: a source that was not read can have set the value.
+    """
+
+    IN_FORCE = "in force"
+    AT_LEAST = "at least"
+    UNKNOWN = "unknown"
+
+
+class KubeletConfig(Record):
+    """Configuration of a kubelet.
+
+    Attributes:
+        fields: KubeletConfiguration fields set by files and flags, without defaults.
+        flags: values of the flags without a KubeletConfiguration field, by name, such as ``root-dir``.
+        distribution: name of the Kubernetes distribution, such as ``k3s``; empty if not recognised.
+        sources: paths of the files that were read, and ``command line``, lowest precedence first.
+        unread: sources that cannot be read or parsed, each with the cause.
+        unknown: sources that are not understood, such as a script that starts the kubelet.
+        certain: names of the fields in force, although a source was not read.
+        partial: names of the maps of which the known entries are in force.
+    """
+
+    fields: Mapping[str, object] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    distribution: str = ""
+    sources: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    certain: frozenset[str] = frozenset()
+    partial: frozenset[str] = frozenset()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The sources that can change a value and are not known, for display; empty for a complete configuration."""
+        return self.unread + self.unknown
+
+    def certainty(self, name: str) -> Certainty:
+        """Return whether the value of a field, or its default if no source sets the field, is in force."""
+        if not self.missing or name in self.certain:
+            return Certainty.IN_FORCE
+        return Certainty.AT_LEAST if name in self.partial else Certainty.UNKNOWN
+
+
 class RoleDecision(Record):
     """The role of the agent on this node.
 

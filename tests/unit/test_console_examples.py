@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -21,6 +21,7 @@ from nodeagent.api.common import encode_line
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.cluster.plan.workloads import Workload
 from nodeagent.doctor.plan.kubelet import check_kubelet
+from nodeagent.model.node import KubeletConfig
 from nodeagent.settings.loading import load
 from nodeagent.telemetry.event_catalogue import EVENTS
 from tests.sim.scenario import example_node
@@ -250,10 +251,8 @@ def test_recommended_thresholds_are_those_of_the_doctor() -> None:
     rows = re.findall(r"^\| (\d+) \| (\d+%) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     assert len(rows) >= 5
     for high, imagefs, agent_high, agent_low in rows:
-        found: dict[str, Any] = {
-            "imageGCHighThresholdPercent": int(high),
-            "evictionHard": {"imagefs.available": imagefs},
-        }
+        fields = {"imageGCHighThresholdPercent": int(high), "evictionHard": {"imagefs.available": imagefs}}
+        found = KubeletConfig(fields)
         (finding,) = check_kubelet(found, has_kubelet=True, evicts=False, stops=False, collects_from=100)
         assert f"= {agent_high} and low_threshold_percent = {agent_low}," in finding.fix
         (overlap,) = check_kubelet(found, has_kubelet=True, evicts=False, stops=False, collects_from=int(agent_high))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Final
 
 from nodeagent.doctor.plan.node import Finding
+from nodeagent.model.node import Certainty, KubeletConfig
 from nodeagent.model.pods import Completeness, PodListReading
-from nodeagent.text import masked, shortened
+from nodeagent.text import escape, masked, shortened
 
 _DEFAULT_HIGH_PERCENT: Final = 85
 _DEFAULT_IMAGEFS: Final = "15%"
 _DISTANCE_PERCENT: Final = 5
 _MAX_SHOWN: Final = 80
+_UNKNOWN: Final = "unknown"
 
 
 def check_pod_list(reading: PodListReading | None, *, is_watched: bool = False) -> Finding:
@@ -47,29 +48,27 @@ def check_pod_list(reading: PodListReading | None, *, is_watched: bool = False) 
     return Finding.ok("pod-list", f"{evidence}{note}; a missing pod does not count as deleted")
 
 
-def check_kubelet_config(
-    sources: Sequence[str], problems: Sequence[str], found: Mapping[str, object] | None, *, has_kubelet: bool
-) -> Finding:
-    """Return the finding on the kubelet configuration: whether it can be read, and its image GC and shutdown settings.
+def check_kubelet_config(config: KubeletConfig | None, *, has_kubelet: bool) -> Finding:
+    """Return the finding on the kubelet configuration: its sources, and its image GC and shutdown settings.
 
     Args:
-        sources: files with the configuration, and the kubelet's command line; empty if the defaults apply.
-        problems: descriptions of files that cannot be read or parsed.
-        found: effective fields of the kubelet configuration; ``None`` if the agent sees none.
+        config: the configuration; ``None`` if the agent sees none.
         has_kubelet: whether a kubelet manages this node.
     """
     name = "kubelet-config"
-    if problems:
-        return Finding.warning(name, "; ".join(problems), "correct the file, or run as root")
-    if found is None:
+    if config is None:
         return Finding.skipped(name, _unseen(has_kubelet=has_kubelet))
     values = {
-        "images removed from": f"{_high_percent(found)}%",
-        "evictionHard imagefs.available": _eviction_amount(found),
-        "shutdownGracePeriod": _text(found.get("shutdownGracePeriod", "0s")),
+        "images removed from": _percent(_high_percent(config)),
+        "evictionHard imagefs.available": _eviction_amount(config),
+        "shutdownGracePeriod": _shutdown_grace(config),
     }
-    return Finding.ok(
-        name, f"{', '.join(sources) or 'defaults'}: {', '.join(f'{key} {value}' for key, value in values.items())}"
+    text = ", ".join(f"{key} {_UNKNOWN if value is None else value}" for key, value in values.items())
+    sources = ", ".join(config.sources) or ("no source read" if config.missing else "defaults")
+    if not config.missing:
+        return Finding.ok(name, f"{sources}: {text}")
+    return Finding.warning(
+        name, f"{'; '.join(map(escape, config.missing))}; {sources}: {text}", "correct the source, or run as root"
     )
 
 
@@ -93,22 +92,22 @@ def check_runtime_endpoint(kubelet: str, agent: str) -> Finding:
 
 
 def check_kubelet(
-    found: Mapping[str, object] | None, *, has_kubelet: bool, evicts: bool, stops: bool, collects_from: int | None
+    config: KubeletConfig | None, *, has_kubelet: bool, evicts: bool, stops: bool, collects_from: int | None
 ) -> list[Finding]:
     """Return the findings on tasks that both the kubelet of this node and the agent perform.
 
     Args:
-        found: effective fields of the kubelet configuration; ``None`` if the agent sees none.
+        config: the kubelet configuration; ``None`` if the agent sees none.
         has_kubelet: whether a kubelet manages this node.
         evicts: whether the agent evicts pods through the runtime on this node.
         stops: whether the agent stops pods at a node shutdown.
         collects_from: usage in percent at which the agent starts to remove images; ``None`` if image GC is disabled.
     """
-    if found is None:
+    if config is None:
         return [Finding.skipped("kubelet-overlap", _unseen(has_kubelet=has_kubelet))]
     findings = []
     if collects_from is not None:
-        findings += _check_image_gc(found, collects_from)
+        findings += _check_image_gc(config, collects_from)
     if evicts:
         findings.append(
             Finding.warning(
@@ -117,8 +116,10 @@ def check_kubelet(
                 'set eviction.enabled = "off", or "auto"',
             )
         )
-    grace = _text(found.get("shutdownGracePeriod", "0s"))
-    if stops and (grace not in ("0", "0s", "") or found.get("shutdownGracePeriodByPodPriority")):
+    grace = _shutdown_grace(config)
+    if stops and grace is None:
+        findings.append(Finding.skipped("kubelet-overlap-shutdown", f"shutdownGracePeriod of the kubelet {_UNKNOWN}"))
+    elif stops and (grace not in ("0", "0s", "") or config.fields.get("shutdownGracePeriodByPodPriority")):
         findings.append(
             Finding.problem(
                 "kubelet-overlap-shutdown",
@@ -136,47 +137,77 @@ def _unseen(*, has_kubelet: bool) -> str:
     return "no configuration of a kubelet found"
 
 
-def _check_image_gc(found: Mapping[str, object], collects_from: int) -> list[Finding]:
+def _check_image_gc(config: KubeletConfig, collects_from: int) -> list[Finding]:
     """Return a warning if the kubelet removes images at the same or a lower usage than the agent.
 
     The kubelet should be only the backstop. The kubelet removes images at its image GC threshold, and at its hard
-    eviction threshold for imagefs, before it evicts pods.
+    eviction threshold for imagefs, before it evicts pods. Without a warning, an unknown threshold is reported.
     """
-    high, eviction = _high_percent(found), _eviction_amount(found)
+    high, eviction = _high_percent(config), _eviction_amount(config)
     levels = {}
-    if high != "100":
+    if high not in (None, "100"):
         levels[f"imageGCHighThresholdPercent {high}"] = int(high) if high.isdecimal() else 0
-    if eviction.endswith("%"):
+    if eviction is not None and eviction.endswith("%"):
         levels[f"evictionHard imagefs.available<{eviction}"] = _used_percent(eviction)
-    if not levels or collects_from < min(levels.values()):
-        return []
-    text, level = min(levels.items(), key=itemgetter(1))
-    recommended = max(1, level - _DISTANCE_PERCENT)
-    return [
-        Finding.warning(
-            "kubelet-overlap-images",
-            f"the kubelet removes images at {level}% ({text}), before the agent does ({collects_from}%)",
-            f"set image_gc.high_threshold_percent = {recommended} and low_threshold_percent = "
-            f"{max(0, recommended - _DISTANCE_PERCENT)}, so that the kubelet is the backstop",
-        )
+    if levels and collects_from >= min(levels.values()):
+        text, level = min(levels.items(), key=itemgetter(1))
+        recommended = max(1, level - _DISTANCE_PERCENT)
+        return [
+            Finding.warning(
+                "kubelet-overlap-images",
+                f"the kubelet removes images at {level}% ({text}), before the agent does ({collects_from}%)",
+                f"set image_gc.high_threshold_percent = {recommended} and low_threshold_percent = "
+                f"{max(0, recommended - _DISTANCE_PERCENT)}, so that the kubelet is the backstop",
+            )
+        ]
+    unknown = [
+        name for name, value in (("imageGCHighThresholdPercent", high), ("evictionHard", eviction)) if value is None
     ]
+    if unknown:
+        evidence = f"{' and '.join(unknown)} of the kubelet {_UNKNOWN}: see kubelet-config"
+        return [Finding.skipped("kubelet-overlap-images", evidence)]
+    return []
 
 
-def _high_percent(found: Mapping[str, object]) -> str:
-    return _text(found.get("imageGCHighThresholdPercent", _DEFAULT_HIGH_PERCENT))
+def _value(config: KubeletConfig, name: str, default: object) -> str | None:
+    """Return a value in force, the default if it is not set; ``None`` if unknown."""
+    if config.certainty(name) is not Certainty.IN_FORCE:
+        return None
+    return _text(config.fields.get(name, default))
 
 
-def _eviction_amount(found: Mapping[str, object]) -> str:
-    """Return the amount of the kubelet's hard threshold ``imagefs.available``; empty if there is no threshold.
+def _high_percent(config: KubeletConfig) -> str | None:
+    return _value(config, "imageGCHighThresholdPercent", _DEFAULT_HIGH_PERCENT)
+
+
+def _percent(value: str | None) -> str | None:
+    return None if value is None else f"{value}%"
+
+
+def _shutdown_grace(config: KubeletConfig) -> str | None:
+    by_priority = _value(config, "shutdownGracePeriodByPodPriority", "")
+    return None if by_priority is None else _value(config, "shutdownGracePeriod", "0s")
+
+
+def _eviction_amount(config: KubeletConfig) -> str | None:
+    """Return the amount of the kubelet's hard threshold ``imagefs.available``; empty without one, ``None`` if unknown.
 
     Source: kubelet ``SetDefaults_KubeletConfiguration``: the defaults apply only if no hard threshold is set or
     ``mergeDefaultEvictionSettings`` is true.
     """
-    hard = found.get("evictionHard")
+    hard = config.fields.get("evictionHard")
+    certainty = config.certainty("evictionHard")
+    if certainty is Certainty.UNKNOWN:
+        return None
+    if isinstance(hard, dict) and "imagefs.available" in hard:
+        return _text(hard["imagefs.available"])
+    if certainty is Certainty.AT_LEAST:
+        return None
     if not isinstance(hard, dict) or not hard:
         return _DEFAULT_IMAGEFS
-    default = _DEFAULT_IMAGEFS if found.get("mergeDefaultEvictionSettings") is True else ""
-    return _text(hard.get("imagefs.available", default))
+    if config.certainty("mergeDefaultEvictionSettings") is not Certainty.IN_FORCE:
+        return None
+    return _DEFAULT_IMAGEFS if config.fields.get("mergeDefaultEvictionSettings") is True else ""
 
 
 def _used_percent(available: str) -> int:

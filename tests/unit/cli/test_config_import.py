@@ -155,9 +155,25 @@ def test_configuration_in_force_on_the_node_is_read_with_its_drop_ins_and_flags(
     fields = fields_of_node(root)
     assert (fields["imageGCHighThresholdPercent"], fields["imageGCLowThresholdPercent"]) == (82, 70)
     assert capsys.readouterr().err == "nodeagent: read /etc/k.yaml, /etc/k.d/10.conf, command line\n"
+
+
+@pytest.mark.usefixtures("proc")
+def test_configuration_with_an_unread_source_is_not_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_node(tmp_path)
+    (root / "etc/k.d").mkdir(parents=True)
+    (root / "etc/k.yaml").write_text(KUBELET)
     (root / "etc/k.d/10.conf").write_text("{")
-    with pytest.raises(ConfigError, match=r"/etc/k.d/10.conf: neither YAML"):
+    (root / "etc/k.d/20.conf").write_text(KUBELET.replace("clusterDNS: [192.0.2.1]", "evictionHard: {a: 1%}"))
+    add_process(root, 812, "kubelet", ("/usr/bin/kubelet", "--config=/etc/k.yaml", "--config-dir=/etc/k.d"))
+    with pytest.raises(ConfigError, match=r"not known completely: /etc/k.d/10.conf: neither YAML"):
         fields_of_node(root)
+    assert capsys.readouterr().err == (
+        "nodeagent: in force: imageGCHighThresholdPercent\n"
+        "nodeagent: at least: evictionHard\n"
+        "nodeagent: unknown: clusterDNS\n"
+    )
 
 
 def test_node_without_a_kubelet_configuration_is_an_error(tmp_path: Path) -> None:

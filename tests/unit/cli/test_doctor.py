@@ -186,6 +186,8 @@ def test_memory_without_readings_is_skipped(node_settings: Settings, tmp_path: P
 
 def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_path: Path) -> None:
     write(tmp_path, "var/lib/kubelet/config.yaml", "{")
+    unit = "[Service]\nExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml"
+    write(tmp_path, "etc/systemd/system/kubelet.service", unit)
     write(tmp_path, "run/systemd/journal/socket")
     findings = {each.check: each for each in checks.run_checks(node_settings, tmp_path, is_root=True)}
     assert "neither YAML nor JSON" in findings["kubelet-config"].evidence

@@ -25,6 +25,7 @@ from nodeagent.doctor.plan.node import (
     check_stores,
 )
 from nodeagent.model.clock import ClockTrust
+from nodeagent.model.node import KubeletConfig
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
 from nodeagent.model.pressure import FilesystemRole, NodeFilesystem
 from nodeagent.model.runtime import FsObservation, GapCause, HeldContent, ObservationGap, ReferenceKind
@@ -35,6 +36,7 @@ from tests.unit.builders import MIB, NOW, ago
 OK, WARNING, PROBLEM, SKIPPED = Grade.OK, Grade.WARNING, Grade.PROBLEM, Grade.SKIPPED
 PHASES = two_bands(30.0, 10.0)
 HIGH = "imageGCHighThresholdPercent"
+UNREAD = KubeletConfig(unread=("/x: bad",))
 KUBELET = PodListSource.KUBELET
 LISTED = PodListReading(KUBELET, "kubelet https://x/pods", NOW, 7, Completeness.SOURCE_LISTED)
 GAP = ObservationGap(ago(3660), ago(60), GapCause.AGENT_DOWN)
@@ -118,12 +120,21 @@ def sandbox_image(name: str | None, *, listed: bool = True, pinned: bool = False
             PROBLEM,
             "the kubelet uses /run/k3s/a.sock",
         ),
-        (check_kubelet_config((), (), None, has_kubelet=False), SKIPPED, "no configuration of a kubelet found"),
-        (check_kubelet_config((), (), None, has_kubelet=True), SKIPPED, "configuration of the kubelet unknown"),
-        (check_kubelet_config((), (), {}, has_kubelet=True), OK, "defaults: images removed from 85%"),
-        (check_kubelet_config((), ("/x: bad",), None, has_kubelet=True), WARNING, "/x: bad"),
+        (check_kubelet_config(None, has_kubelet=False), SKIPPED, "no configuration of a kubelet found"),
+        (check_kubelet_config(None, has_kubelet=True), SKIPPED, "configuration of the kubelet unknown"),
+        (check_kubelet_config(KubeletConfig(), has_kubelet=True), OK, "defaults: images removed from 85%"),
         (
-            check_kubelet_config(("/x",), (), {"imageGCHighThresholdPercent": "9\n9" * 50}, has_kubelet=True),
+            check_kubelet_config(UNREAD, has_kubelet=True),
+            WARNING,
+            "no source read: images removed from unknown, evictionHard imagefs.available unknown, shutdown",
+        ),
+        (
+            check_kubelet_config(replace(UNREAD, certain=frozenset({HIGH}), fields={HIGH: 70}), has_kubelet=True),
+            WARNING,
+            "images removed from 70%, evictionHard imagefs.available unknown",
+        ),
+        (
+            check_kubelet_config(KubeletConfig({HIGH: "9\n9" * 50}, sources=("/x",)), has_kubelet=True),
             OK,
             "/x: images removed from 9?99?9",
         ),
@@ -263,5 +274,30 @@ def test_task_of_both_kubelet_and_agent_is_reported(
     found: dict[str, object] | None, work: tuple[bool, bool, int | None], expected: dict[str, Grade]
 ) -> None:
     evicts, stops, collects_from = work
-    findings = check_kubelet(found, has_kubelet=True, evicts=evicts, stops=stops, collects_from=collects_from)
+    config = None if found is None else KubeletConfig(found)
+    findings = check_kubelet(config, has_kubelet=True, evicts=evicts, stops=stops, collects_from=collects_from)
     assert {each.check: each.verdict for each in findings} == expected
+
+
+IMAGEFS = {"evictionHard": {"imagefs.available": "5%"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "collects_from", "verdict"),
+    [
+        (UNREAD, 80, SKIPPED),
+        (replace(UNREAD, fields={HIGH: 90, **IMAGEFS}), 80, SKIPPED),
+        (replace(UNREAD, fields={HIGH: 90}, certain=frozenset({HIGH})), 80, SKIPPED),
+        (replace(UNREAD, fields={HIGH: 75}, certain=frozenset({HIGH})), 80, WARNING),
+        (replace(UNREAD, fields=IMAGEFS, partial=frozenset({"evictionHard"})), 96, WARNING),
+        (replace(UNREAD, fields={"evictionHard": {}}, partial=frozenset({"evictionHard"})), 96, SKIPPED),
+    ],
+)
+def test_unknown_threshold_of_the_kubelet_is_never_ok(
+    config: KubeletConfig, collects_from: int, verdict: Grade
+) -> None:
+    findings = check_kubelet(config, has_kubelet=True, evicts=False, stops=True, collects_from=collects_from)
+    assert {each.check: each.verdict for each in findings} == {
+        "kubelet-overlap-images": verdict,
+        "kubelet-overlap-shutdown": SKIPPED,
+    }
