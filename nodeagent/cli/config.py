@@ -31,6 +31,8 @@ from nodeagent.text import Cut, escape
 if TYPE_CHECKING:
     import os
 
+    from nodeagent.model.kubernetes import KubeletAccess
+
 _MODE: Final = 0o644
 """Mode of a new configuration file, the same as in ``nodeagent install``."""
 
@@ -156,7 +158,7 @@ def import_kubelet(file: Path | None, *, config: Path | None, out: Path | None, 
     )
 
     replaced = _status_to_replace(out, force=force) if out is not None else None
-    imported = convert(fields_of_node() if file is None else _fields_of_file(file))
+    imported = convert(fields_of_node(access=_access(config)) if file is None else _fields_of_file(file))
     kept = dry_run_to_keep([config or DEFAULT_PATH, *([out] if out is not None else [])])
     text = imported.to_toml(dry_run=kept.value, because=kept.reason)
     if out is not None:
@@ -193,21 +195,31 @@ def _fields_of_file(file: Path) -> Mapping[str, object]:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def fields_of_node(root: Path | None = None) -> Mapping[str, object]:
+def _access(config: Path | None) -> KubeletAccess | None:
+    """Return the access to the kubelet API of an existing configuration; ``None`` without a valid configuration."""
+    try:
+        return load(config).config.kubelet.settings().access
+    except ConfigError:
+        return None
+
+
+def fields_of_node(root: Path | None = None, access: KubeletAccess | None = None) -> Mapping[str, object]:
     """Return the fields of the configuration of this node's kubelet; print its sources on standard error.
 
     Args:
         root: root directory of all paths; ``None`` for the root of the host.
+        access: access to the kubelet API; ``None`` without.
 
     Raises:
         ConfigError: no kubelet configuration is found, or one of its sources is not known.
     """
     from nodeagent.host.kubelet_traces import HOST_ROOT, read_kubelet_traces  # noqa: PLC0415
-    from nodeagent.settings.kubelet_config import read_kubelet_config  # noqa: PLC0415
+    from nodeagent.settings.kubelet_config import ask_kubelet, read_kubelet_config  # noqa: PLC0415
     from nodeagent.units import SystemClock  # noqa: PLC0415
 
     root = HOST_ROOT if root is None else root
-    found = read_kubelet_config(root, [each.pid for each in read_kubelet_traces(SystemClock(), root).processes])
+    pids = [each.pid for each in read_kubelet_traces(SystemClock(), root).processes]
+    found = ask_kubelet(read_kubelet_config(root, pids), access)
     if not found.sources:
         reasons = "".join(f"; {each}" for each in found.missing)
         raise ConfigError(f"no kubelet configuration found on this node{reasons}: add its file as the argument FILE")

@@ -42,7 +42,7 @@ from nodeagent.model.node import Certainty, NodeSnapshot, Role
 from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.pods.role import read_role
 from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
-from nodeagent.settings.kubelet_config import read_kubelet_config
+from nodeagent.settings.kubelet_config import ask_kubelet, read_kubelet_config
 from nodeagent.shutdown.document_readings import delay_limit, lock_held, off_because, query_logind
 from nodeagent.shutdown.plan.planner import STOP_HOOK_RESERVE_S, DelayLimit, required_delay_s, shutdown_budget
 from nodeagent.store.history import History
@@ -361,11 +361,11 @@ def kubelet_findings(settings: Settings, root: Path) -> list[node.Finding]:
     has_kubelet = role is Role.BESIDE_KUBELET
     processes = read_kubelet_traces(SystemClock(), root).processes
     pids = [each.pid for each in processes]
-    config = read_kubelet_config(root, pids)
+    config = ask_kubelet(read_kubelet_config(root, pids), settings.kubelet.access)
     own = f"unix://{root}/{K3S_SOCKET}" if any(each.name in _EMBEDDING for each in processes) else ""
     known = config.certainty("containerRuntimeEndpoint") is Certainty.IN_FORCE
     endpoint = (config.fields.get("containerRuntimeEndpoint") if known else "") or own
-    found = config if pids or config.distribution else None
+    found = config if pids or config.distribution or config.sources else None
     return [
         check_runtime_endpoint(_socket(str(endpoint)), _socket(_endpoint(settings, root))),
         check_kubelet_config(found, has_kubelet=has_kubelet),

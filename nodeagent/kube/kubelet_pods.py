@@ -1,4 +1,4 @@
-"""Pods of the kubelet: its list from the HTTP API, and the static pods in its manifest directory."""
+"""Pods and configuration of the kubelet from its HTTP API, and the static pods in its manifest directory."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nodeagent.units import Clock
 
 _PATH: Final = "/pods"
+_CONFIG_PATH: Final = "/configz"
 _TOKEN_BYTES: Final = 64 << 10
 _ERROR_BYTES: Final = 1 << 10
 _MAX_SHOWN: Final = 300
@@ -70,11 +71,34 @@ class KubeletPods:
         Source: kubelet ``/pods``.
         """
         access = self._access
+        pods = parse_pod_list(await self._get(_PATH), pods_address(access))
+        return pods if access.is_verified else tuple(replace(each, is_verified=False) for each in pods)
+
+    async def read_config(self) -> dict[str, object]:
+        """Return the fields of the KubeletConfiguration in force, with all defaults.
+
+        Raises:
+            ObservationError: no answer in time, a refusal, a malformed answer, or a server that is not verified.
+
+        Source: kubelet ``/configz``, permitted by ``get`` on ``nodes/configz``, before Kubernetes 1.33 on
+        ``nodes/proxy``.
+        """
+        endpoint = _address(self._access, _CONFIG_PATH)
+        if not self._access.is_verified:
+            raise ObservationError(f"{endpoint}: server is not verified")
+        document = await self._get(_CONFIG_PATH)
+        fields = document.get("kubeletconfig") if isinstance(document, dict) else None
+        if not isinstance(fields, dict):
+            raise ObservationError(f"{endpoint}: not a configuration")
+        return fields
+
+    async def _get(self, path: str) -> object:
+        access = self._access
         try:
             async with asyncio.timeout(access.timeout_s + _MARGIN_S):
-                return await asyncio.to_thread(_read, access, self._find_owners)
+                return await asyncio.to_thread(_read, access, path, self._find_owners)
         except TimeoutError as error:
-            raise ObservationError(f"{pods_address(access)}: no answer in {access.timeout_s:g} s") from error
+            raise ObservationError(f"{_address(access, path)}: no answer in {access.timeout_s:g} s") from error
 
 
 def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
@@ -97,23 +121,25 @@ def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
 
 def pods_address(access: KubeletAccess) -> str:
     """Return the address of the pod list, for display."""
-    return f"kubelet {access.url.rstrip('/')}{_PATH}"
+    return _address(access, _PATH)
 
 
-def _read(access: KubeletAccess, find_owners: FindOwners) -> tuple[PodSpec, ...]:
-    endpoint = pods_address(access)
-    body = _fetch(access, endpoint, find_owners)
+def _address(access: KubeletAccess, path: str) -> str:
+    return f"kubelet {access.url.rstrip('/')}{path}"
+
+
+def _read(access: KubeletAccess, path: str, find_owners: FindOwners) -> object:
+    endpoint = _address(access, path)
+    body = _fetch(access, path, find_owners)
     try:
-        document = parse_json(body)
+        return parse_json(body)
     except ValueError as error:
         raise ObservationError(f"{endpoint}: answer is not JSON: {str(error)[:100]}") from error
-    pods = parse_pod_list(document, endpoint)
-    return pods if access.is_verified else tuple(replace(each, is_verified=False) for each in pods)
 
 
-def _fetch(access: KubeletAccess, endpoint: str, find_owners: FindOwners) -> bytes:
+def _fetch(access: KubeletAccess, path: str, find_owners: FindOwners) -> bytes:
     """Return the complete body of the answer; at the deadline a timer shuts the connection down."""
-    parts = urlsplit(access.url)
+    endpoint, parts = _address(access, path), urlsplit(access.url)
     secure = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (10250 if secure else 10255)
     headers = [("Host", parts.netloc), ("Accept", "application/json"), ("Connection", "close")]
@@ -139,7 +165,7 @@ def _fetch(access: KubeletAccess, endpoint: str, find_owners: FindOwners) -> byt
                 secured.do_handshake()
             _check_owner(sock, find_owners)
             exchange = HttpExchange()
-            sock.sendall(exchange.encode("GET", _PATH, headers))
+            sock.sendall(exchange.encode("GET", path, headers))
             body = _body(SocketResponse(sock, exchange), access)
             if time.monotonic() < ends_s:  # the timer may have truncated the body at the deadline
                 return body

@@ -6,32 +6,37 @@ process (k3s, microk8s) and a stopped kubelet get their flags from files, which 
 and the files in the table ``_DISTRIBUTIONS``. A source that exists but cannot be read or is not understood makes the
 values unknown that it can set: no default is assumed for them.
 
-Not detected: a source that was changed after the start of the kubelet.
-
-Rejected: ``/configz`` of the kubelet API, which requires access to ``nodes/proxy`` before Kubernetes 1.33; that access
-also permits ``exec``.
+The kubelet itself decides, by ``/configz`` of its API. This access is optional: before Kubernetes 1.33, it requires
+``nodes/proxy``, which also permits ``exec``. Without it, a source that was changed after the start of the kubelet is
+not detected.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from nodeagent.errors import ConfigError
+from nodeagent.errors import ConfigError, ObservationError
 from nodeagent.files import open_regular
+from nodeagent.host.sockets import port_owners
 from nodeagent.host.unit_files import UnitCommand, has_unit, read_unit_command
+from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model.node import KubeletConfig
 from nodeagent.parsing import parse_yaml
 from nodeagent.record import Record
 from nodeagent.settings.kubelet_import import read_kubelet
 from nodeagent.text import masked
+
+if TYPE_CHECKING:
+    from nodeagent.model.kubernetes import KubeletAccess
 
 _MAX_BYTES: Final = 1 << 20
 _MAX_FILES: Final = 200
@@ -132,6 +137,22 @@ def read_kubelet_config(root: Path, pids: Iterable[int] = ()) -> KubeletConfig:
     Source: kubelet ``NewKubeletCommand``: ``loadConfigFile``, ``mergeKubeletConfigurations`` (RFC 7386), then flags.
     """
     return _Reader(root).read(pids)
+
+
+def ask_kubelet(found: KubeletConfig, access: KubeletAccess | None) -> KubeletConfig:
+    """Return the configuration that a kubelet with this API reports; ``found`` without an answer. Blocks.
+
+    Args:
+        found: configuration read from files, used also for the flags without a KubeletConfiguration field.
+        access: access to the kubelet API; ``None`` without.
+    """
+    if access is None:
+        return found
+    try:
+        fields = asyncio.run(KubeletPods(access, port_owners).read_config())
+    except ObservationError:  # reported by the check of the pod list, unless only this path is refused
+        return found
+    return KubeletConfig(fields, found.flags, found.distribution, (f"{access.url.rstrip('/')}/configz",))
 
 
 def merge_patch(base: Mapping[str, object], patch: Mapping[str, object]) -> dict[str, object]:

@@ -17,6 +17,8 @@ from nodeagent.errors import ConfigError, ObservationError
 from nodeagent.host.sockets import port_owners
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model.kubernetes import KubeletAccess
+from nodeagent.model.node import KubeletConfig
+from nodeagent.settings.kubelet_config import ask_kubelet
 from tests.support.kubelet_api import FORBIDDEN, LIST, POD, Answer, kubelet
 
 if TYPE_CHECKING:
@@ -59,6 +61,44 @@ async def test_read_only_port_requires_no_credentials() -> None:
     assert (pod.uid, pod.namespace, pod.name, pod.priority) == ("u-1", "shop", "web", 7)
     assert answer.requests[0]["path"] == "/pods"
     assert "Authorization" not in answer.requests[0]
+
+
+def trusted(url: str, authority: Path) -> KubeletAccess:
+    return KubeletAccess(url, ca_file=authority / "cert.pem", server_name="node-1")
+
+
+def test_running_kubelet_decides_if_its_api_permits_it(authority: Path) -> None:
+    found = KubeletConfig({"imageGCHighThresholdPercent": 60}, {"root-dir": "/srv"}, "k3s", unread=("cannot read /x",))
+    answer = Answer(body=b'{"kubeletconfig": {"imageGCHighThresholdPercent": 71}}')
+    with kubelet(answer, secured(authority)) as url:
+        asked = ask_kubelet(found, trusted(url, authority))
+    assert asked == KubeletConfig({"imageGCHighThresholdPercent": 71}, found.flags, "k3s", (f"{url}/configz",))
+    assert answer.requests[0]["path"] == "/configz"
+    with kubelet(Answer(403, FORBIDDEN), secured(authority)) as url:
+        assert ask_kubelet(found, trusted(url, authority)) == found
+    assert ask_kubelet(found, None) == found
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Answer(403, FORBIDDEN), "HTTP 403"),
+        (Answer(), "not a configuration"),
+        (Answer(body=b"[]"), "not a configuration"),
+        (Answer(body=b"{"), "not JSON"),
+    ],
+)
+async def test_configuration_that_is_refused_or_malformed_is_an_error(
+    answer: Answer, error: str, authority: Path
+) -> None:
+    with kubelet(answer, secured(authority)) as url, pytest.raises(ObservationError, match=error):
+        await KubeletPods(trusted(url, authority), port_owners).read_config()
+
+
+async def test_configuration_of_an_unverified_server_is_not_requested() -> None:
+    with kubelet(answer := Answer()) as url, pytest.raises(ObservationError, match="not verified"):
+        await KubeletPods(KubeletAccess(url), port_owners).read_config()
+    assert answer.requests == []
 
 
 async def test_token_file_is_read_for_each_request(authority: Path, tmp_path: Path) -> None:
