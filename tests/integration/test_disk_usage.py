@@ -104,6 +104,32 @@ def test_each_planted_item_of_a_random_store_is_found_in_its_category_with_its_s
     print(f"seed {seed}, {kind}: {used} used, {sum(len(each.items) for each in expected.values())} items, {added} more")
 
 
+def test_leaks_of_a_random_store_are_deleted_and_free_their_space(containerd_factory: ContainerdFactory) -> None:
+    containerd = containerd_factory(imagefs=LoopFs(500), config=WITHOUT_COLLECTION)
+    with closing(PlantedStore(containerd, 0)) as store:
+        store.plant()
+        unlisted = {each["name"]: each["bytes"] for each in _members(store.run("du"), "images-unlisted")}
+        leaks = store.run("gc leaks --minimum-age 0s")["plans"][0]["decisions"]
+        codes = {each["id"]: each["reason"]["code"] for each in leaks if each["kind"] in {"lease", "image-name"}}
+        assert codes == dict.fromkeys(unlisted, "image-incomplete") | {"pull": "foreign-lease"}
+        assert {each["id"]: each["frees_bytes"] for each in leaks if each["kind"] == "image-name"} == unlisted
+        report = store.run("gc leaks --minimum-age 0s --include pull --yes")
+        assert {each["outcome"] for each in report["results"]} == {"done"}
+        assert {"pull", "lost-snapshot", *unlisted} <= {each["id"] for each in report["results"]}
+        assert report["freed_bytes"] == pytest.approx(report["predicted_bytes"], abs=SLACK_BYTES)
+        left = store.run("du")
+        assert not _members(left, "images-unlisted")
+        assert not _members(left, "unreferenced")
+        assert "pull" not in {each["name"] for each in _members(left, "leased")}
+        assert "build" in {each["name"] for each in _members(left, "leased")}  # with an expiry
+        remaining = {each["kind"] for each in store.run("gc leaks --minimum-age 0s")["plans"][0]["decisions"]}
+    assert not remaining & {"lease", "image-name"}
+
+
+def _members(document: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    return [member for share in document["shares"] if share["part"] == part for member in share["largest"]]
+
+
 def _shown(part: str, member: dict[str, Any]) -> str:
     """Return the name of a member, for data of a container with its pod."""
     pod, name = member["pod"], member["name"]
