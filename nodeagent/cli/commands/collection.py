@@ -107,12 +107,10 @@ def gc_leaks(
     ] = False,
     include: Annotated[
         list[str] | None,
-        typer.Option(
-            "--include", metavar="LEASE", help="Delete a lease of another program; 'leases' for all (repeatable)"
-        ),
+        typer.Option("--include", metavar="LEASE", help="Also delete this foreign lease; 'leases': all (repeatable)"),
     ] = None,
 ) -> None:
-    """List content that no image, container or client uses; --yes deletes it.
+    """List content that nothing uses; --yes deletes it.
 
     Leaks are blobs and snapshots without any reference, names of images with missing blobs, and leases of other
     programs without expiry, which are deleted only with --include.

@@ -44,9 +44,10 @@ def du(
     output: options.OutputOption = options.Output.TABLE,
     direct: options.DirectOption = False,
 ) -> None:
-    """Show the usage of the image filesystem by category, with the largest items and their pods.
+    """Show what uses the image filesystem, by category.
 
-    Each used byte and inode is in one category, such as unused images, pod logs, leases or host files.
+    Each used byte and inode is in one category, such as unused images, pod logs, leases or host files. The largest
+    items are listed with their pods.
     """
     from nodeagent.cli.du import show  # noqa: PLC0415
 

@@ -405,7 +405,7 @@ class _Shown:
         shares = {each["part"]: each for each in (await self._document("du", "--timeout", "1s"))["shares"]}
         in_use = {ReasonCode.IN_USE_BY_CONTAINER, ReasonCode.IN_USE_BY_SANDBOX}
         for part, used in (("images-in-use", True), ("images-unused", False)):
-            names = sorted(each["name"].split(" (")[0] for each in shares[part]["largest"])
+            names = sorted(each["name"] for each in shares[part]["largest"])
             planned = sorted(each.name for each in self.plan.decisions if (each.reason.code in in_use) is used)
             self._same(f"du {part}", names, planned)
         alive = {ReasonCode.RUNNING, ReasonCode.STATE_UNKNOWN}
@@ -413,13 +413,18 @@ class _Shown:
         states = {each.id: each.state for each in self.containers.snapshot.containers}
         dead = [each for each in decided if each.reason.code not in alive]
         dead = [each for each in dead if states[each.id] not in (ContainerState.RUNNING, ContainerState.UNKNOWN)]
-        names = [each["name"] for each in shares["writable-layers-dead"]["largest"]]
-        listed = sorted(each for each in names if not each.endswith("(sandbox)"))
+        layers = shares["writable-layers-dead"]["largest"]
+        listed = sorted(f"{each['pod']}/{each['name']}" for each in layers if each["name"] != "sandbox")
         self._same("du dead containers", listed, sorted(each.name for each in dead))
-        sizes = {(each["name"], each["bytes"]) for each in shares["writable-layers-dead"]["largest"]}
+        sizes = [(f"{each['pod']}/{each['name']}", each["bytes"]) for each in layers]
         for each in dead:
             if each.frees_bytes is not None:
-                self._same("du bytes", (each.name, each.frees_bytes) in sizes, True)
+                own = [size - each.frees_bytes for name, size in sizes if name == each.name]
+                self._same("du bytes", any(0 <= more <= _LAYER_DIRECTORIES_BYTES for more in own), True)
+
+
+_LAYER_DIRECTORIES_BYTES = 2 * 4096
+"""Directories of a layer that its usage as reported by the runtime does not include, but ``du`` does."""
 
 
 def _decisions(preview: Preview) -> Iterator[Decision]:

@@ -146,19 +146,19 @@ async def test_walk_of_a_disk_usage_request_delays_no_other_request_and_ends_wit
     begun, ended = threading.Event(), threading.Event()
 
     class EndlessReader:
-        def __init__(self, _: int, deadline_s: float, *, is_cancelled: Callable[[], bool]) -> None:
+        def __init__(self, _: int, deadline_s: float, __: object = (), *, is_cancelled: Callable[[], bool]) -> None:
             self._ends_s = deadline_s
             self._is_cancelled = is_cancelled
 
         def measure(self, path: str) -> Tree:
             return Tree(path)
 
-        def largest(self, *_: object) -> tuple[Tree, ...]:
+        def largest(self, *_: object) -> tuple[tuple[Tree, ...], Tree]:
             begun.set()
             while not self._is_cancelled():
                 ended.wait(0.001)
             ended.set()
-            return ()
+            return (), Tree("/")
 
     monkeypatch.setattr("nodeagent.gc.snapshot.usage.TreeReader", EndlessReader)
     node.peer[0] = MEMBER
