@@ -24,6 +24,7 @@ from nodeagent.daemon.node_filesystems import NodeFilesystemReader, places, read
 from nodeagent.doctor import host_facts
 from nodeagent.doctor.plan import node
 from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
+from nodeagent.doctor.plan.logind import check_logind_lines
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
 from nodeagent.eviction.signals import EvictionSignalReader, nodefs_path
@@ -32,7 +33,7 @@ from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.commands import run
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import read_kubelet_traces
-from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
+from nodeagent.host.logind_config import own_drop_in, read_delay, read_unread_lines, write_drop_in
 from nodeagent.host.node import node_name
 from nodeagent.host.server_certificate import read_certificate, server_context
 from nodeagent.host.sockets import group_number
@@ -330,7 +331,7 @@ def _read_logind() -> tuple[LogindFacts | None, str]:
 def shutdown_findings(
     settings: Settings, root: Path, query: Callable[[], tuple[LogindFacts | None, str]] = _read_logind
 ) -> Iterator[node.Finding]:
-    """Yield the findings on logind's delay limit and on the inhibitor lock; ``query`` reads the running logind."""
+    """Yield the findings on logind's delay limit and files and on the lock; ``query`` reads the running logind."""
     role, off = read_role(settings.role), off_because(settings)
     configured_off = settings.shutdown.off_because(role.role, role.reason)
     delay = read_delay(root)
@@ -340,6 +341,8 @@ def shutdown_findings(
     yield node.check_lock(*lock_held(facts, problem), off=off)
     for warning in delay.warnings:
         yield node.Finding.warning("logind-delay", warning)
+    if not configured_off:
+        yield from check_logind_lines(delay.lines, read_unread_lines(root), too_short=budget.scaled)
 
 
 def role_findings(settings: Settings, root: Path) -> Iterator[node.Finding]:

@@ -16,8 +16,9 @@ from typing import Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.files import replace_file
-from nodeagent.host.unit_files import find_drop_ins, logical_lines
-from nodeagent.record import Record
+from nodeagent.host.unit_files import find_drop_ins, numbered_lines
+from nodeagent.model.node import LogindLine
+from nodeagent.record import Record, replace
 from nodeagent.units import USEC_INFINITY
 
 _ROOT = Path("/")
@@ -28,6 +29,15 @@ DEFAULT_DELAY_US: Final = 5_000_000
 _DIRECTORIES = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd")
 _DROP_INS = tuple(f"{each}/logind.conf.d" for each in _DIRECTORIES)
 _SECTION, _KEY = "Login", "InhibitDelayMaxSec"
+_UNREAD = (
+    *("etc/logind.conf", "etc/logind.conf.d", "etc/systemd/logind.d"),
+    *("etc/systemd/login.conf", "etc/systemd/login.conf.d"),
+    *("etc/systemd/systemd-logind.conf", "etc/systemd/systemd-logind.conf.d"),
+    *("etc/systemd/system.conf", "etc/systemd/system.conf.d"),
+    *("etc/systemd/system/logind.conf", "etc/systemd/system/logind.conf.d"),
+    "etc/systemd/system/systemd-logind.service.d",
+)
+"""Files and directories that are easily taken for logind's, and that logind does not read."""
 _MAX_FILE_BYTES = 1 << 20
 
 _OWN_SUFFIX = "nodeagent.conf"
@@ -47,19 +57,6 @@ _UNITS_US: Final[dict[str, int]] = {
 _SPAN_PART = re.compile(r"\+?(?P<number>\d+(?:\.\d+)?|\.\d+)(?:\s*(?P<unit>[A-Za-z\u00b5\u03bc]+)|\s+|$)", re.ASCII)
 
 
-class DelaySetting(Record):
-    """One setting of the delay.
-
-    Attributes:
-        text: the value as written.
-        delay_us: the value in microseconds; ``USEC_INFINITY`` for no limit.
-    """
-
-    path: Path
-    text: str
-    delay_us: int
-
-
 class LogindDelay(Record):
     """The delay according to logind's files.
 
@@ -67,11 +64,13 @@ class LogindDelay(Record):
         winner: the effective setting; ``None`` for systemd's default.
         overridden: valid settings without effect, in the order in which they are read.
         warnings: unreadable files and invalid values, as sentences.
+        lines: all assignments, in the order in which they are read.
     """
 
-    winner: DelaySetting | None
-    overridden: tuple[DelaySetting, ...] = ()
+    winner: LogindLine | None
+    overridden: tuple[LogindLine, ...] = ()
     warnings: tuple[str, ...] = ()
+    lines: tuple[LogindLine, ...] = ()
 
     @property
     def set_by(self) -> str:
@@ -81,7 +80,8 @@ class LogindDelay(Record):
     @property
     def delay_us(self) -> int:
         """Delay in microseconds that applies once logind has read these files."""
-        return DEFAULT_DELAY_US if self.winner is None else self.winner.delay_us
+        delay_us = None if self.winner is None else self.winner.delay_us
+        return DEFAULT_DELAY_US if delay_us is None else delay_us
 
 
 class DropIn(Record):
@@ -102,10 +102,32 @@ def read_delay(root: Path = _ROOT) -> LogindDelay:
     Source: logind.conf(5), configuration directories and precedence; systemd.syntax(7).
     """
     warnings: list[str] = []
-    settings = [
-        setting for path in _files(root, warnings) for setting in _settings_of(path, _text_of(path, warnings), warnings)
-    ]
-    return LogindDelay(settings[-1] if settings else None, tuple(settings[:-1]), tuple(warnings))
+    lines = [line for path in _files(root, warnings) for line in _lines_of(path, warnings)]
+    settings = [each for each in lines if each.delay_us is not None]
+    return LogindDelay(settings[-1] if settings else None, tuple(settings[:-1]), tuple(warnings), tuple(lines))
+
+
+def read_unread_lines(root: Path = _ROOT) -> tuple[LogindLine, ...]:
+    """Return the assignments in files that logind does not read: in a wrong directory, or a drop-in without ``.conf``.
+
+    Hidden files, copies such as ``x.conf.bak`` or ``x.conf~``, and unreadable files are skipped.
+    """
+    unread = {path: f"logind does not read /{place}" for place in _UNREAD for path in _entries(root / place)}
+    for place in _DROP_INS:
+        unread |= {
+            path: "the name of the file does not end with .conf"
+            for path in _entries(root / place)
+            if ".conf" not in path.name and not path.name.startswith(".") and not path.name.endswith("~")
+        }
+    read = {
+        path.resolve() for path in _files(root, [])
+    }  # a link can lead from a wrong directory to a file that is read
+    return tuple(
+        replace(line, delay_us=None, unread=because)
+        for path, because in unread.items()
+        if path.is_file() and path.resolve() not in read
+        for line in _lines_of(path, [])
+    )
 
 
 def own_drop_in(delay_s: int, root: Path = _ROOT) -> DropIn:
@@ -191,16 +213,27 @@ def _text_of(path: Path, warnings: list[str]) -> str:
     return raw.decode("utf-8", "replace").removeprefix("\ufeff")
 
 
-def _settings_of(path: Path, text: str, warnings: list[str]) -> Iterator[DelaySetting]:
+def _entries(place: Path) -> list[Path]:
+    """Return a file, or the files of a directory in the order of their names."""
+    try:
+        return sorted(place.iterdir()) if place.is_dir() else [place]
+    except OSError:
+        return []
+
+
+def _lines_of(path: Path, warnings: list[str]) -> Iterator[LogindLine]:
     section = ""
-    for line in logical_lines(text):
+    for number, line in numbered_lines(_text_of(path, warnings)):
         if line.startswith("["):
             section = line[1:-1] if line.endswith("]") else ""
             continue
-        key, equals, value = line.partition("=")
-        if section != _SECTION or not equals or key.rstrip() != _KEY:
+        key, equals, value = (part.strip() for part in line.partition("="))
+        if not equals:
             continue
-        try:
-            yield DelaySetting(path, value.strip(), parse_span_us(value))
-        except ValueError:
-            warnings.append(f"{path}: {_KEY}={value.strip()} is not a time span; logind ignores it")
+        delay_us = None
+        if (section, key) == (_SECTION, _KEY):
+            try:
+                delay_us = parse_span_us(value)
+            except ValueError:
+                warnings.append(f"{path}:{number}: {_KEY}={value} is not a time span; logind ignores it")
+        yield LogindLine(path, number, section, key, value, delay_us)

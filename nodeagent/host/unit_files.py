@@ -69,18 +69,24 @@ def _is_readable_kind(path: Path) -> bool:
 
 def logical_lines(text: str) -> Iterator[str]:
     """Yield stripped lines without comments; continued lines are joined. Source: systemd.syntax(7)."""
-    continued = ""
-    for raw in text.splitlines():
+    return (line for _, line in numbered_lines(text))
+
+
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield :func:`logical_lines`, each with the number of its first line, from 1."""
+    continued, first = "", 0
+    for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
         if line.startswith(("#", ";")) or (not line and not continued):
             continue
+        first = first if continued else number
         if line.endswith("\\"):
             continued += line[:-1] + " "
             continue
-        yield (continued + line).strip()
+        yield first, (continued + line).strip()
         continued = ""
     if continued:
-        yield continued.strip()
+        yield first, continued.strip()
 
 
 def has_unit(root: Path, name: str) -> bool:

@@ -12,6 +12,8 @@ from nodeagent.model.runtime import NO_LABELS
 from nodeagent.record import Record, Time, field
 
 if TYPE_CHECKING:
+    from pathlib import PurePath
+
     from nodeagent.model.pods import PodList
     from nodeagent.model.runtime import (
         Container,
@@ -83,6 +85,32 @@ class Certainty(StrEnum):
     IN_FORCE = "in force"
     AT_LEAST = "at least"
     UNKNOWN = "unknown"
+
+
+class LogindLine(Record):
+    """One assignment in a configuration file of logind, or in a file of a similar name or place.
+
+    Attributes:
+        number: number of the line in the file, from 1.
+        section: name of the section; empty outside of a section.
+        value: the value as written.
+        delay_us: the valid delay that the line sets, in microseconds; ``None`` for another key or section, for an
+            invalid value and in an unread file.
+        unread: reason why logind does not read the file; empty for a file that logind reads.
+    """
+
+    path: PurePath
+    number: int
+    section: str
+    key: str
+    value: str
+    delay_us: int | None = None
+    unread: str = ""
+
+    @property
+    def place(self) -> str:
+        """Return the file and the line."""
+        return f"{self.path}:{self.number}"
 
 
 class KubeletConfig(Record):

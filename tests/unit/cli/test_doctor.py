@@ -249,6 +249,22 @@ def test_reserve_of_the_daemon_counts_against_the_limit_of_logind(
     assert {each.check: each.verdict for each in found}["logind-delay"] is verdict
 
 
+def test_lines_of_logind_without_effect_are_named(node_settings: Settings, tmp_path: Path) -> None:
+    write(tmp_path, "etc/systemd/logind.conf", "[Login]\nInhibitDelayMaxSec=60\n")
+    write(tmp_path, "usr/lib/systemd/logind.conf.d/20-vendor.conf", "[Login]\nInhibitDelayMaxSec=10\n")
+    write(tmp_path, "etc/systemd/logind.conf.d/99-local", "[Login]\nInhibitDelayMaxSec=60\n")
+
+    def named(settings: Settings) -> list[str]:
+        found = checks.shutdown_findings(settings, tmp_path, lambda: (None, "no bus here"))
+        return [each.evidence.split(":")[0] for each in found if each.check == "logind-files"]
+
+    assert named(node_settings) == [
+        str(tmp_path / "etc/systemd/logind.conf"),
+        str(tmp_path / "etc/systemd/logind.conf.d/99-local"),
+    ]
+    assert named(replace(node_settings, shutdown=replace(node_settings.shutdown, enabled=False))) == []
+
+
 @pytest.mark.parametrize(("timeout_s", "is_short"), [(40, True), (41, False), (None, False)])
 def test_stop_timeout_of_the_unit_below_the_phases_and_the_reserve_is_a_warning(
     node_settings: Settings, monkeypatch: pytest.MonkeyPatch, timeout_s: int | None, *, is_short: bool

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import InhibitorError
-from nodeagent.host.logind_config import DEFAULT_DELAY_US, own_drop_in, parse_span_us, read_delay, write_drop_in
+from nodeagent.host.logind_config import (
+    DEFAULT_DELAY_US,
+    own_drop_in,
+    parse_span_us,
+    read_delay,
+    read_unread_lines,
+    write_drop_in,
+)
 from nodeagent.units import USEC_INFINITY
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ def login(seconds: object) -> str:
 def winner(root: Path) -> tuple[str, int]:
     delay = read_delay(root).winner
     assert delay is not None
+    assert delay.delay_us is not None
     return str(delay.path.relative_to(root)), delay.delay_us // 10**6
 
 
@@ -153,7 +161,7 @@ def test_value_ignored_by_logind_is_reported(tmp_path: Path, value: str) -> None
     bad = put(tmp_path, f"{ETC}/logind.conf.d/99-bad.conf", login(value))
     delay = read_delay(tmp_path)
     assert winner(tmp_path) == (f"{ETC}/logind.conf", 9)
-    assert delay.warnings == (f"{bad}: InhibitDelayMaxSec={value} is not a time span; logind ignores it",)
+    assert delay.warnings == (f"{bad}:2: InhibitDelayMaxSec={value} is not a time span; logind ignores it",)
 
 
 def test_huge_file_is_reported_and_not_read(tmp_path: Path) -> None:
@@ -161,6 +169,47 @@ def test_huge_file_is_reported_and_not_read(tmp_path: Path) -> None:
     delay = read_delay(tmp_path)
     assert delay.winner is None
     assert "larger than" in delay.warnings[0]
+
+
+def test_assignment_has_the_number_of_its_first_line_and_its_section(tmp_path: Path) -> None:
+    put(
+        tmp_path, f"{ETC}/logind.conf", "A=1\n# comment\n[Login]\n\nB=\\\n# comment\n 2\nC = 3\nnonsense\n[Other\nD=4\n"
+    )
+    found = [(each.number, each.section, each.key, each.value) for each in read_delay(tmp_path).lines]
+    assert found == [(1, "", "A", "1"), (5, "Login", "B", "2"), (8, "Login", "C", "3"), (11, "", "D", "4")]
+
+
+@pytest.mark.parametrize(
+    ("name", "unread"),
+    [
+        ("etc/logind.conf", "logind does not read /etc/logind.conf"),
+        ("etc/logind.conf.d/a.conf", "logind does not read /etc/logind.conf.d"),
+        ("etc/systemd/logind.d/a.conf", "logind does not read /etc/systemd/logind.d"),
+        ("etc/systemd/system.conf", "logind does not read /etc/systemd/system.conf"),
+        ("etc/systemd/system/logind.conf.d/a.conf", "logind does not read /etc/systemd/system/logind.conf.d"),
+        (
+            "etc/systemd/system/systemd-logind.service.d/a.conf",
+            "logind does not read /etc/systemd/system/systemd-logind.service.d",
+        ),
+        (f"{ETC}/logind.conf.d/99-x", "the name of the file does not end with .conf"),
+        (f"{LIB}/logind.conf.d/99-x.cfg", "the name of the file does not end with .conf"),
+        (f"{ETC}/logind.conf", ""),
+        (f"{ETC}/logind.conf.d/a.conf", ""),
+        (f"{ETC}/logind.conf.d/a.conf.bak", ""),
+        (f"{ETC}/logind.conf.d/a.conf~", ""),
+        (f"{ETC}/logind.conf.d/.a", ""),
+    ],
+)
+def test_assignment_in_an_unread_file_is_returned_with_the_reason(tmp_path: Path, name: str, unread: str) -> None:
+    path = put(tmp_path, name, login(60))
+    found = [(each.place, each.value, each.delay_us, each.unread) for each in read_unread_lines(tmp_path)]
+    assert found == ([(f"{path}:2", "60", None, unread)] if unread else [])
+
+
+def test_link_from_an_unread_directory_to_a_read_file_is_left_out(tmp_path: Path) -> None:
+    path = put(tmp_path, f"{ETC}/logind.conf.d/a.conf", login(60))
+    (tmp_path / "etc/logind.conf.d").symlink_to(path.parent)
+    assert read_unread_lines(tmp_path) == ()
 
 
 # --- the agent's drop-in
