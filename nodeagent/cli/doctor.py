@@ -147,7 +147,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[nod
     directory = settings.state_directory
     state_denied = "" if is_root else access_problem(directory)
     checks: dict[str, Callable[[], Iterable[node.Finding]]] = {
-        "runtime": lambda: runtime_findings(settings),
+        "runtime": lambda: runtime_findings(settings, root),
         "cgroups": lambda: [node.check_cgroups(host_facts.read_cgroup_controllers(root))],
         "pressure-stalls": lambda: [node.check_stalls(host_facts.read_psi_resources(root))],
         "memory-thresholds": lambda: [memory_finding(settings, root)],
@@ -215,12 +215,12 @@ def agent_findings(settings: Settings) -> Iterator[node.Finding]:
 # ---- runtime
 
 
-def runtime_findings(settings: Settings) -> Iterator[node.Finding]:
+def runtime_findings(settings: Settings, root: Path = Path("/")) -> Iterator[node.Finding]:
     """Yield the findings on the runtime, its images and its filesystems."""
     try:
         yield from run_with_agent(settings, _query_runtime)
     except NodeAgentError as error:
-        yield node.Finding.problem("runtime", str(error), "systemctl status containerd; or set runtime.endpoint")
+        yield node.unusable_runtime(str(error), host_facts.read_disabled_cri(root))
 
 
 async def _query_runtime(agent: Agent) -> list[node.Finding]:

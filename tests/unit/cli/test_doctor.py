@@ -249,6 +249,17 @@ def test_reserve_of_the_daemon_counts_against_the_limit_of_logind(
     assert {each.check: each.verdict for each in found}["logind-delay"] is verdict
 
 
+def test_line_that_disables_cri_is_named_for_a_runtime_without_an_answer(
+    node_settings: Settings, tmp_path: Path
+) -> None:
+    (unknown,) = checks.runtime_findings(node_settings, tmp_path)
+    write(tmp_path, "etc/containerd/config.toml", 'disabled_plugins = ["cri"]\n')
+    (known,) = checks.runtime_findings(node_settings, tmp_path)
+    assert known.verdict is unknown.verdict is Grade.PROBLEM
+    assert f"{tmp_path}/etc/containerd/config.toml:1: disabled_plugins" in known.evidence
+    assert ("disabled_plugins" in known.fix, "disabled_plugins" in unknown.evidence) == (True, False)
+
+
 def test_lines_of_logind_without_effect_are_named(node_settings: Settings, tmp_path: Path) -> None:
     write(tmp_path, "etc/systemd/logind.conf", "[Login]\nInhibitDelayMaxSec=60\n")
     write(tmp_path, "usr/lib/systemd/logind.conf.d/20-vendor.conf", "[Login]\nInhibitDelayMaxSec=10\n")
