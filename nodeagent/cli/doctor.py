@@ -15,6 +15,7 @@ from nodeagent.cli.control_client import connect
 from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import load_settings, run_async, run_with_agent
+from nodeagent.cli.table import Heading, Table
 from nodeagent.cluster.plan.rules import SETTINGS
 from nodeagent.cluster.plan.workloads import IN_CLUSTER
 from nodeagent.config.files import UNTRUSTED
@@ -23,8 +24,15 @@ from nodeagent.daemon.documents import Status
 from nodeagent.daemon.node_filesystems import NodeFilesystemReader, places, read_places
 from nodeagent.doctor import host_facts
 from nodeagent.doctor.plan import node
-from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
+from nodeagent.doctor.plan.kubelet import (
+    check_kubelet,
+    check_kubelet_config,
+    check_pod_list,
+    check_runtime_endpoint,
+    value_text,
+)
 from nodeagent.doctor.plan.logind import check_logind_lines
+from nodeagent.doctor.plan.triggers import AgentTasks, NodeSizes, TriggerRow, compare_triggers
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.eviction.kernel_signals import SignalPaths, read_signals
 from nodeagent.eviction.signals import EvictionSignalReader, nodefs_path
@@ -42,6 +50,7 @@ from nodeagent.kube.api_credentials import expiry
 from nodeagent.model.node import Certainty, NodeSnapshot, Role
 from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.pods.role import read_role
+from nodeagent.record import replace
 from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
 from nodeagent.settings.kubelet_config import ask_kubelet, read_kubelet_config
 from nodeagent.shutdown.document_readings import delay_limit, lock_held, off_because, query_logind
@@ -369,17 +378,50 @@ def kubelet_findings(settings: Settings, root: Path) -> list[node.Finding]:
     known = config.certainty("containerRuntimeEndpoint") is Certainty.IN_FORCE
     endpoint = (config.fields.get("containerRuntimeEndpoint") if known else "") or own
     found = config if pids or config.distribution or config.sources else None
+    rows: tuple[TriggerRow, ...] = ()
+    if found is not None:
+        rows = compare_triggers(found, agent_tasks(settings, role), _node_sizes(settings, found.flags.get("root-dir")))
     return [
         check_runtime_endpoint(_socket(str(endpoint)), _socket(_endpoint(settings, root))),
         check_kubelet_config(found, has_kubelet=has_kubelet),
-        *check_kubelet(
-            found,
-            has_kubelet=has_kubelet,
-            evicts=not has_kubelet and not settings.eviction.off_because(role),  # else through the API server
-            stops=not settings.shutdown.off_because(role),
-            collects_from=image_gc_start_percent(settings),
-        ),
+        *check_kubelet(found, rows, has_kubelet=has_kubelet),
     ]
+
+
+def agent_tasks(settings: Settings, role: Role) -> AgentTasks:
+    """Return the tasks that the agent performs in this role, which a kubelet can perform too."""
+    policy, alone = settings.policy, role is Role.STANDALONE
+    collects, watches = settings.container_interval_s is not None, settings.kubernetes.watch_pods
+    grace_s = policy.containers.deleted_pod_grace_s if alone else 0.0
+    return AgentTasks(
+        images=None if settings.image_interval_s is None else policy.images,
+        containers=policy.containers if collects else None,
+        deleted_after_s=grace_s if collects and (alone or watches) else None,
+        logs_after_s=policy.logs.minimum_age_s if collects and (alone or watches) else None,
+        thresholds=() if settings.eviction.off_because(role) else settings.eviction.thresholds,
+        stops=not settings.shutdown.off_because(role),
+    )
+
+
+def _node_sizes(settings: Settings, kubelet_root: str | None) -> NodeSizes:
+    """Return layout and sizes of this node, incomplete without a runtime or while a filesystem hangs."""
+    reader = EvictionSignalReader(settings.eviction, SystemClock(), pod_log_root=settings.pod_log_root)
+
+    async def read(agent: Agent | None = None) -> NodeSizes:
+        found = await reader.nodefs_layout()
+        if agent is not None:
+            found, _ = await reader.read_layout_or_nodefs(agent.cri, settings.imagefs_path)
+        if kubelet_root:
+            found = reader.resolve_layout(replace(found.paths, nodefs=kubelet_root))
+        readings = await reader.read(found)
+        totals = {each.signal: each.capacity for each in readings.observations}
+        known = Signal.IMAGEFS_AVAILABLE in totals and Signal.NODEFS_AVAILABLE in totals
+        return NodeSizes(found.layout if known else None, totals)
+
+    try:
+        return run_with_agent(settings, read)
+    except NodeAgentError:  # no runtime
+        return run_async(read())
 
 
 def _endpoint(settings: Settings, root: Path) -> str:
@@ -394,12 +436,6 @@ def _socket(endpoint: str) -> str:
     """Return the resolved path of a runtime endpoint; empty if the endpoint is not a Unix socket."""
     path = endpoint.removeprefix("unix://").removeprefix("unix:")
     return os.path.realpath(path) if path.startswith("/") else ""
-
-
-def image_gc_start_percent(settings: Settings) -> int | None:
-    """Return the imagefs usage in percent that starts image GC; ``None`` if image GC by threshold is disabled."""
-    high = settings.policy.images.high_threshold_percent
-    return None if settings.image_interval_s is None or high == 100 else high
 
 
 # ---- state, journal and unit
@@ -514,16 +550,20 @@ def examine(
             fix(settings)
         checked = run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         findings = [node.Finding.ok("configuration", "valid"), *checked]
-    if form != "table":
-        document = diagnostics.Doctor(findings=tuple(map(diagnostics.FindingDocument.from_value, findings)))
-        sys.stdout.write(encode(document, form))
+    triggers = [row for each in findings for row in each.triggers]
+    if form in ("table", "wide"):
+        _print(findings, triggers if form == "wide" else ())
     else:
-        _print(findings)
+        document = diagnostics.Doctor(
+            findings=tuple(map(diagnostics.FindingDocument.from_value, findings)),
+            triggers=tuple(map(diagnostics.TriggerDocument.from_value, triggers)),
+        )
+        sys.stdout.write(encode(document, form))
     failing = {node.Grade.PROBLEM, node.Grade.WARNING} if strict else {node.Grade.PROBLEM}
     sys.exit(ExitCode.FAILED if any(each.verdict in failing for each in findings) else ExitCode.DONE)
 
 
-def _print(findings: Sequence[node.Finding]) -> None:
+def _print(findings: Sequence[node.Finding], triggers: Sequence[TriggerRow]) -> None:
     width = max(display_width(each.check) for each in findings)
     words = max(len(each.verdict.value) for each in findings)
     lines = []
@@ -533,7 +573,19 @@ def _print(findings: Sequence[node.Finding]) -> None:
         if each.fix:
             lines.append(Line(f"  fix: {each.fix}", hang=len("  fix: ")))
     lines.append(Line(summary(findings)))
-    standard_output().write(lines)
+    standard_output().write([*lines, *trigger_lines(triggers)])
+
+
+def trigger_lines(triggers: Sequence[TriggerRow]) -> list[Line]:
+    """Return the table of the triggers of kubelet and agent; nothing without triggers."""
+    if not triggers:
+        return []
+    table = Table("TASK", "KUBELET", Heading("AT", right=True), "AGENT", Heading("AT", right=True), "FIRST")
+    for each in triggers:
+        sides = ((each.kubelet, each.kubelet_value), (each.agent, each.agent_value))
+        cells = [cell for text, value in sides for cell in (text, value_text(each.measure, value) if text else "")]
+        table.add(each.task, *cells, each.first)
+    return [Line(), *table.lines(None)]
 
 
 def summary(findings: Sequence[node.Finding]) -> str:

@@ -239,7 +239,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "doctor": (
         ("Check the node", "sudo nodeagent doctor"),
         ("Fail on warnings too, as in a provisioning script", "sudo nodeagent doctor --strict"),
-        ("Raise logind's limit for graceful shutdown", "sudo nodeagent doctor --fix-logind"),
+        ("List who acts first on which trigger beside a kubelet", "sudo nodeagent doctor -o wide"),
     ),
     "run": (
         ("Run the daemon, as the unit does", "nodeagent run"),

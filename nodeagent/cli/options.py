@@ -104,7 +104,7 @@ class Output(StrEnum):
 
 
 class PlanOutput(StrEnum):
-    """Output formats of plans; ``wide`` adds ids and the sentences of reasons."""
+    """Output formats of plans and checks; ``wide`` adds ids and sentences of reasons, or a table."""
 
     TABLE = "table"
     WIDE = "wide"

@@ -91,10 +91,33 @@ class FindingDocument(Part, frozen=True, kw_only=True):
     fix: str
 
 
+class TriggerDocument(Part, frozen=True, kw_only=True):
+    """A trigger of a task of the kubelet, compared with that of the agent of the same quantity.
+
+    Attributes:
+        measure: unit of both values: ``used-percent``, ``used-inodes-percent``, ``seconds``, ``kept`` (dead
+            containers) or ``stall-percent``.
+        kubelet: trigger of the kubelet; empty without a trigger.
+        kubelet_value: ``None`` if unknown, or without a trigger.
+        agent: trigger of the agent; empty without a trigger.
+        agent_value: ``None`` if unknown, or without a trigger.
+        first: ``kubelet``, ``agent``, ``equal``, ``unknown``, or ``-`` if only one side performs the task.
+    """
+
+    task: str
+    measure: str
+    kubelet: str
+    kubelet_value: float | None
+    agent: str
+    agent_value: float | None
+    first: str
+
+
 class Doctor(Document, frozen=True, kw_only=True, tag=SchemaId.DOCTOR.value):
-    """The findings of all checks."""
+    """The findings of all checks, and the triggers of kubelet and agent, empty without a kubelet configuration."""
 
     findings: tuple[FindingDocument, ...]
+    triggers: tuple[TriggerDocument, ...] = ()
 
 
 class KindCount(Part, frozen=True, kw_only=True):

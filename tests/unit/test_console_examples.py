@@ -21,6 +21,8 @@ from nodeagent.api.common import encode_line
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.cluster.plan.workloads import Workload
 from nodeagent.doctor.plan.kubelet import check_kubelet
+from nodeagent.doctor.plan.triggers import AgentTasks, NodeSizes, compare_triggers
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.model.node import KubeletConfig
 from nodeagent.settings.loading import load
 from nodeagent.telemetry.event_catalogue import EVENTS
@@ -32,6 +34,7 @@ from tests.unit.cli.served import served_in_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from nodeagent.doctor.plan.node import Finding
     from tests.unit.control_node import Node
 
 ROOT: Final = Path(__file__).parents[2]
@@ -246,6 +249,12 @@ def test_configuration_of_a_document_is_valid(block: str, tmp_path: Path) -> Non
     load(path)
 
 
+def overlap(found: KubeletConfig, high: int) -> Finding:
+    rows = compare_triggers(found, AgentTasks(images=ImageGCPolicy(high_threshold_percent=high)), NodeSizes())
+    (finding,) = check_kubelet(found, rows, has_kubelet=True)
+    return finding
+
+
 def test_recommended_thresholds_are_those_of_the_doctor() -> None:
     text = (ROOT / "nodeagent/docs/beside-a-kubelet.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (\d+%) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
@@ -253,7 +262,6 @@ def test_recommended_thresholds_are_those_of_the_doctor() -> None:
     for high, imagefs, agent_high, agent_low in rows:
         fields = {"imageGCHighThresholdPercent": int(high), "evictionHard": {"imagefs.available": imagefs}}
         found = KubeletConfig(fields)
-        (finding,) = check_kubelet(found, has_kubelet=True, evicts=False, stops=False, collects_from=100)
+        finding = overlap(found, 99)
         assert f"= {agent_high} and low_threshold_percent = {agent_low}," in finding.fix
-        (overlap,) = check_kubelet(found, has_kubelet=True, evicts=False, stops=False, collects_from=int(agent_high))
-        assert overlap.check == "kubelet-overlap"
+        assert overlap(found, int(agent_high)).check == "kubelet-overlap"

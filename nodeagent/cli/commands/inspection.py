@@ -142,11 +142,12 @@ def doctor(
         typer.Option("--fix-logind", help="Raise logind's delay limit for all phases; reload logind"),
     ] = False,
     fix_pin: Annotated[bool, typer.Option("--fix-pin", help="Pin the sandbox image in containerd")] = False,
-    output: options.OutputOption = options.Output.TABLE,
+    output: options.PlanOutputOption = options.PlanOutput.TABLE,
 ) -> None:
     """Check the node: verdict, evidence and fix per check.
 
     --fix-logind writes a drop-in with an InhibitDelayMaxSec= that covers all phases of a graceful shutdown.
+    -o wide adds every trigger of the tasks of kubelet and agent, and which side acts first at which value.
     """
     from nodeagent.cli.doctor import (  # noqa: PLC0415
         examine,

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from operator import itemgetter
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.doctor.plan.node import Finding
-from nodeagent.model.node import Certainty, KubeletConfig
+from nodeagent.doctor.plan.triggers import First, Measure, Task, TriggerRow, eviction_amount, setting, shown
 from nodeagent.model.pods import Completeness, PodListReading
-from nodeagent.text import escape, masked, shortened
+from nodeagent.record import replace
+from nodeagent.text import escape
+from nodeagent.units import format_duration
 
-_DEFAULT_HIGH_PERCENT: Final = 85
-_DEFAULT_IMAGEFS: Final = "15%"
+if TYPE_CHECKING:
+    from nodeagent.model.node import KubeletConfig
+
 _DISTANCE_PERCENT: Final = 5
-_MAX_SHOWN: Final = 80
+_OVERLAP: Final = "kubelet-overlap"
+_IN_ANY_ORDER: Final = frozenset({Task.CONTAINERS, Task.LOGS})
 _UNKNOWN: Final = "unknown"
 
 
@@ -59,8 +63,8 @@ def check_kubelet_config(config: KubeletConfig | None, *, has_kubelet: bool) -> 
     if config is None:
         return Finding.skipped(name, _unseen(has_kubelet=has_kubelet))
     values = {
-        "images removed from": _percent(_high_percent(config)),
-        "evictionHard imagefs.available": _eviction_amount(config),
+        "images removed from": _percent(setting(config, "imageGCHighThresholdPercent", 85)),
+        "evictionHard imagefs.available": eviction_amount(config, "imagefs.available"),
         "shutdownGracePeriod": _shutdown_grace(config),
     }
     text = ", ".join(f"{key} {_UNKNOWN if value is None else value}" for key, value in values.items())
@@ -83,51 +87,103 @@ def check_runtime_endpoint(kubelet: str, agent: str) -> Finding:
         unknown = "kubelet" if not kubelet else "agent"
         return Finding.skipped(name, f"socket of the {unknown} unknown")
     if kubelet == agent:
-        return Finding.ok(name, f"kubelet and agent use {_text(agent)}")
+        return Finding.ok(name, f"kubelet and agent use {shown(agent)}")
     return Finding.problem(
         name,
-        f"the kubelet uses {_text(kubelet)}, the agent {_text(agent)}: their pods and images differ",
-        f'set runtime.endpoint = "unix://{_text(kubelet)}"',
+        f"the kubelet uses {shown(kubelet)}, the agent {shown(agent)}: their pods and images differ",
+        f'set runtime.endpoint = "unix://{shown(kubelet)}"',
     )
 
 
-def check_kubelet(
-    config: KubeletConfig | None, *, has_kubelet: bool, evicts: bool, stops: bool, collects_from: int | None
-) -> list[Finding]:
+def check_kubelet(config: KubeletConfig | None, rows: Sequence[TriggerRow], *, has_kubelet: bool) -> list[Finding]:
     """Return the findings on tasks that both the kubelet of this node and the agent perform.
+
+    The agent should act first on every trigger of image removal, so that the kubelet is the backstop, and of eviction.
+    Dead containers and logs may be removed by either side first. At a shutdown only one side should stop pods. The
+    first finding has the rows.
 
     Args:
         config: the kubelet configuration; ``None`` if the agent sees none.
-        has_kubelet: whether a kubelet manages this node.
-        evicts: whether the agent evicts pods through the runtime on this node.
-        stops: whether the agent stops pods at a node shutdown.
-        collects_from: usage in percent at which the agent starts to remove images; ``None`` if image GC is disabled.
+        rows: comparison of all triggers.
+        has_kubelet: whether a kubelet manages this node; otherwise the agent evicts through the runtime.
     """
     if config is None:
-        return [Finding.skipped("kubelet-overlap", _unseen(has_kubelet=has_kubelet))]
-    findings = []
-    if collects_from is not None:
-        findings += _check_image_gc(config, collects_from)
-    if evicts:
-        findings.append(
-            Finding.warning(
-                "kubelet-overlap-eviction",
-                "the kubelet evicts too, and restarts pods that the agent evicts",
-                'set eviction.enabled = "off", or "auto"',
-            )
+        return [Finding.skipped(_OVERLAP, _unseen(has_kubelet=has_kubelet))]
+    shared = dict.fromkeys(each.task for each in rows if each.first is not First.ONE_SIDE)
+    checked = [
+        _check_task(task, [each for each in rows if each.task is task], has_kubelet=has_kubelet) for task in shared
+    ]
+    findings = [each for each in checked if each is not None]
+    if not findings:
+        ordered = ", ".join(each for each in shared if each not in _IN_ANY_ORDER)
+        either = ", ".join(each for each in shared if each in _IN_ANY_ORDER)
+        statement = f"the agent acts before the kubelet on every trigger: {ordered}"
+        alone = "images are removed, and pods evicted and stopped, by one side only"
+        note = f"; in any order: {either}" if either else ""
+        findings = [Finding.ok(_OVERLAP, f"{statement if ordered else alone}{note}")]
+    return [replace(findings[0], triggers=tuple(rows)), *findings[1:]]
+
+
+def _check_task(task: Task, rows: Sequence[TriggerRow], *, has_kubelet: bool) -> Finding | None:
+    """Return the finding on a task that both sides perform; ``None`` if each trigger is known and in order."""
+    name = f"{_OVERLAP}-{task}"
+    if task is Task.EVICTION and not has_kubelet:
+        return Finding.warning(
+            name,
+            "the kubelet evicts too, and restarts pods that the agent evicts",
+            'set eviction.enabled = "off", or "auto"',
         )
-    grace = _shutdown_grace(config)
-    if stops and grace is None:
-        findings.append(Finding.skipped("kubelet-overlap-shutdown", f"shutdownGracePeriod of the kubelet {_UNKNOWN}"))
-    elif stops and (grace not in ("0", "0s", "") or config.fields.get("shutdownGracePeriodByPodPriority")):
-        findings.append(
-            Finding.problem(
-                "kubelet-overlap-shutdown",
-                f"the kubelet stops pods at shutdown too (shutdownGracePeriod {grace})",
-                'set shutdown.enabled = "off", or remove shutdownGracePeriod from the kubelet',
-            )
+    late = [each for each in rows if each.first in (First.KUBELET, First.EQUAL)]
+    if late and task is Task.SHUTDOWN:
+        return Finding.problem(
+            name,
+            f"the kubelet stops pods at shutdown too ({late[0].kubelet})",
+            'set shutdown.enabled = "off", or remove shutdownGracePeriod from the kubelet',
         )
-    return findings or [Finding.ok("kubelet-overlap", "no task is performed by both the kubelet and the agent")]
+    if late and task not in _IN_ANY_ORDER:
+        first = min(late, key=lambda each: (list(Measure).index(each.measure), each.kubelet_value or 0))
+        verb = "removes images" if task is Task.IMAGES else "evicts pods"
+        order = f"before the agent does ({value_text(first.measure, first.agent_value)})"
+        if not first.agent:
+            order = "and the agent has no such trigger"
+        elif first.first is First.EQUAL:
+            order = "as the agent does"
+        more = f"; {len(late)} triggers: nodeagent doctor -o wide" if len(late) > 1 else ""
+        at = value_text(first.measure, first.kubelet_value)
+        return Finding.warning(name, f"the kubelet {verb} at {at} ({first.kubelet}), {order}{more}", _fix(first))
+    unknown = [
+        each.agent if each.agent and each.agent_value is None else each.kubelet
+        for each in rows
+        if each.first is First.UNKNOWN
+    ]
+    if not unknown:
+        return None
+    more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+    return Finding.skipped(name, f"{unknown[0]}{more} {_UNKNOWN}: see kubelet-config, filesystems and doctor -o wide")
+
+
+def _fix(row: TriggerRow) -> str:
+    """Return the settings with which the agent acts before the kubelet on a trigger."""
+    if row.task is Task.EVICTION:
+        return f"set eviction.hard with a larger amount for {row.kubelet.split()[1].partition('<')[0]}"
+    if row.measure is Measure.SECONDS:
+        return "set image_gc.maximum_unused_age to less than imageMaximumGCAge of the kubelet"
+    suffix = "_inodes_percent" if row.measure is Measure.USED_INODES_PERCENT else "_percent"
+    recommended = max(1, math.floor(row.kubelet_value or 0) - _DISTANCE_PERCENT)
+    return (
+        f"set image_gc.high_threshold{suffix} = {recommended} and low_threshold{suffix} = "
+        f"{max(0, recommended - _DISTANCE_PERCENT)}, so that the kubelet is the backstop"
+    )
+
+
+def value_text(measure: Measure, value: float | None) -> str:
+    """Return the value of a trigger as text; ``?`` if it is unknown."""
+    if value is None:
+        return "?"
+    if measure is Measure.SECONDS:
+        return format_duration(value)
+    unit = {Measure.USED_INODES_PERCENT: "% of inodes", Measure.KEPT: " kept"}.get(measure, "%")
+    return f"{value:g}{unit}"
 
 
 def _unseen(*, has_kubelet: bool) -> str:
@@ -137,87 +193,10 @@ def _unseen(*, has_kubelet: bool) -> str:
     return "no configuration of a kubelet found"
 
 
-def _check_image_gc(config: KubeletConfig, collects_from: int) -> list[Finding]:
-    """Return a warning if the kubelet removes images at the same or a lower usage than the agent.
-
-    The kubelet should be only the backstop. The kubelet removes images at its image GC threshold, and at its hard
-    eviction threshold for imagefs, before it evicts pods. Without a warning, an unknown threshold is reported.
-    """
-    high, eviction = _high_percent(config), _eviction_amount(config)
-    levels = {}
-    if high not in (None, "100"):
-        levels[f"imageGCHighThresholdPercent {high}"] = int(high) if high.isdecimal() else 0
-    if eviction is not None and eviction.endswith("%"):
-        levels[f"evictionHard imagefs.available<{eviction}"] = _used_percent(eviction)
-    if levels and collects_from >= min(levels.values()):
-        text, level = min(levels.items(), key=itemgetter(1))
-        recommended = max(1, level - _DISTANCE_PERCENT)
-        return [
-            Finding.warning(
-                "kubelet-overlap-images",
-                f"the kubelet removes images at {level}% ({text}), before the agent does ({collects_from}%)",
-                f"set image_gc.high_threshold_percent = {recommended} and low_threshold_percent = "
-                f"{max(0, recommended - _DISTANCE_PERCENT)}, so that the kubelet is the backstop",
-            )
-        ]
-    unknown = [
-        name for name, value in (("imageGCHighThresholdPercent", high), ("evictionHard", eviction)) if value is None
-    ]
-    if unknown:
-        evidence = f"{' and '.join(unknown)} of the kubelet {_UNKNOWN}: see kubelet-config"
-        return [Finding.skipped("kubelet-overlap-images", evidence)]
-    return []
-
-
-def _value(config: KubeletConfig, name: str, default: object) -> str | None:
-    """Return a value in force, the default if it is not set; ``None`` if unknown."""
-    if config.certainty(name) is not Certainty.IN_FORCE:
-        return None
-    return _text(config.fields.get(name, default))
-
-
-def _high_percent(config: KubeletConfig) -> str | None:
-    return _value(config, "imageGCHighThresholdPercent", _DEFAULT_HIGH_PERCENT)
-
-
 def _percent(value: str | None) -> str | None:
     return None if value is None else f"{value}%"
 
 
 def _shutdown_grace(config: KubeletConfig) -> str | None:
-    by_priority = _value(config, "shutdownGracePeriodByPodPriority", "")
-    return None if by_priority is None else _value(config, "shutdownGracePeriod", "0s")
-
-
-def _eviction_amount(config: KubeletConfig) -> str | None:
-    """Return the amount of the kubelet's hard threshold ``imagefs.available``; empty without one, ``None`` if unknown.
-
-    Source: kubelet ``SetDefaults_KubeletConfiguration``: the defaults apply only if no hard threshold is set or
-    ``mergeDefaultEvictionSettings`` is true.
-    """
-    hard = config.fields.get("evictionHard")
-    certainty = config.certainty("evictionHard")
-    if certainty is Certainty.UNKNOWN:
-        return None
-    if isinstance(hard, dict) and "imagefs.available" in hard:
-        return _text(hard["imagefs.available"])
-    if certainty is Certainty.AT_LEAST:
-        return None
-    if not isinstance(hard, dict) or not hard:
-        return _DEFAULT_IMAGEFS
-    if config.certainty("mergeDefaultEvictionSettings") is not Certainty.IN_FORCE:
-        return None
-    return _DEFAULT_IMAGEFS if config.fields.get("mergeDefaultEvictionSettings") is True else ""
-
-
-def _used_percent(available: str) -> int:
-    """Return the usage in percent that corresponds to a percentage of available space; 0 for an invalid amount."""
-    try:
-        return max(0, math.floor(100 - float(available.removesuffix("%"))))
-    except (ValueError, OverflowError):
-        return 0
-
-
-def _text(value: object) -> str:
-    """Return a configuration value as printable text of limited length."""
-    return shortened(masked(str(value)), _MAX_SHOWN)
+    by_priority = setting(config, "shutdownGracePeriodByPodPriority", "")
+    return None if by_priority is None else setting(config, "shutdownGracePeriod", "0s")

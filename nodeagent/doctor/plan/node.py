@@ -18,6 +18,7 @@ from nodeagent.shutdown.plan.planner import STOP_HOOK_RESERVE_S
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
+    from nodeagent.doctor.plan.triggers import TriggerRow
     from nodeagent.eviction.plan.thresholds import Threshold
     from nodeagent.model.pressure import NodeFilesystem
     from nodeagent.model.runtime import HeldContent, ObservationGap
@@ -44,12 +45,14 @@ class Finding(Record):
         check: name of the check; stable, since scripts use it.
         evidence: the reading on which the verdict is based, as text.
         fix: recommended action for the operator; empty if no action is required.
+        triggers: comparison of the triggers of kubelet and agent, of one finding on overlapping tasks.
     """
 
     check: str
     verdict: Grade
     evidence: str
     fix: str = ""
+    triggers: tuple[TriggerRow, ...] = ()
 
     @classmethod
     def ok(cls, check: str, evidence: str) -> Finding:

@@ -7,7 +7,7 @@ import getpass  # noqa: F401 - lazily imported; unreadable for an unprivileged u
 import os
 import socket
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +21,7 @@ from nodeagent.settings.loading import load
 from nodeagent.settings.settings import ControlSettings
 from tests.support.kubelet_tree import add_process, make_node
 from tests.support.other_user import as_other_user
+from tests.unit.cli.served_process import served
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,16 +69,33 @@ def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_setti
         "kubelet",
         ("/usr/bin/kubelet", "--config=/etc/kubernetes/kubelet/config.json", "--image-gc-high-threshold=75"),
     )
-    _, config, images = checks.kubelet_findings(node_settings, tmp_path)
+    _, config, images, _ = checks.kubelet_findings(node_settings, tmp_path)
     assert config.evidence == (
         "/etc/kubernetes/kubelet/config.json, command line: images removed from 75%, "
         "evictionHard imagefs.available 15%, shutdownGracePeriod 30s"
     )
     assert (images.check, images.verdict) == ("kubelet-overlap-images", Grade.WARNING)
     assert images.evidence == (
-        "the kubelet removes images at 75% (imageGCHighThresholdPercent 75), before the agent does (85%)"
+        "the kubelet removes images at 75% (imageGCHighThresholdPercent 75), before the agent does (85%); "
+        "2 triggers: nodeagent doctor -o wide"
     )
     assert images.fix.startswith("set image_gc.high_threshold_percent = 70 and low_threshold_percent = 65")
+
+
+@pytest.mark.usefixtures("proc")
+@pytest.mark.parametrize("running", [True, False])
+def test_amount_is_converted_only_with_the_filesystem_that_the_runtime_reports(
+    config: Path, tmp_path: Path, *, running: bool
+) -> None:
+    make_node(tmp_path)
+    write(tmp_path, "var/lib/kubelet/config.yaml", f"{KUBELET}evictionHard: {{imagefs.available: 1Mi}}")
+    add_process(tmp_path, 812, "kubelet", ("/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml"))
+    settings = load(config, {}, {}).config.settings()
+    with served(tmp_path) if running else nullcontext():
+        _, _, first, *_ = checks.kubelet_findings(settings, tmp_path)
+    (row,) = [each for each in first.triggers if each.task == "images" and "imagefs.available" in each.kubelet]
+    assert (row.kubelet_value is not None) is running
+    assert row.first == ("agent" if running else "unknown")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +126,7 @@ def test_restart_of_evicted_pods_is_warned_of_only_if_they_are_evicted_through_t
         add_process(tmp_path, 812, "kubelet", ("/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml"))
     eviction = replace(node_settings.eviction, enabled=True, through_api=through_api)
     findings = checks.kubelet_findings(replace(node_settings, eviction=eviction), tmp_path)
-    assert ("kubelet-overlap-eviction" in {each.check for each in findings}) is not running
+    assert any("restarts pods" in each.evidence for each in findings) is not running
 
 
 @pytest.mark.usefixtures("proc")
@@ -311,13 +329,3 @@ def test_running_kubelet_disables_eviction_and_shutdown(node_settings: Settings,
 def test_role_is_unknown_with_hidden_processes(node_settings: Settings, tmp_path: Path) -> None:
     (finding,) = checks.role_findings(replace(node_settings, role=None), tmp_path)
     assert (finding.verdict, "unknown, treated as beside a kubelet" in finding.evidence) == (Grade.WARNING, True)
-
-
-@pytest.mark.parametrize(("high", "expected"), [(80, 80), (100, None)])
-def test_threshold_of_100_percent_disables_image_gc(node_settings: Settings, high: int, expected: int | None) -> None:
-    images = replace(node_settings.policy.images, high_threshold_percent=high)
-    assert (
-        checks.image_gc_start_percent(replace(node_settings, policy=replace(node_settings.policy, images=images)))
-        == expected
-    )
-    assert checks.image_gc_start_percent(replace(node_settings, image_interval_s=None)) is None

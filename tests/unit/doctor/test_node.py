@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config, check_pod_list, check_runtime_endpoint
+from nodeagent.doctor.plan.kubelet import check_kubelet_config, check_pod_list, check_runtime_endpoint
 from nodeagent.doctor.plan.node import (
     Finding,
     Grade,
@@ -233,71 +233,3 @@ def test_reading_has_verdict_evidence_and_fix(finding: Finding, verdict: Grade, 
     assert words in finding.evidence
     if verdict is PROBLEM:
         assert finding.fix
-
-
-@pytest.mark.parametrize(
-    ("found", "work", "expected"),
-    [
-        (None, (True, True, 85), {"kubelet-overlap": SKIPPED}),
-        ({}, (False, False, None), {"kubelet-overlap": OK}),
-        ({}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
-        ({}, (False, False, 84), {"kubelet-overlap": OK}),
-        ({HIGH: 95}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
-        ({HIGH: 95, "evictionHard": {"imagefs.available": "10%"}}, (False, False, 89), {"kubelet-overlap": OK}),
-        (
-            {HIGH: 95, "evictionHard": {"imagefs.available": "10%"}},
-            (False, False, 90),
-            {"kubelet-overlap-images": WARNING},
-        ),
-        ({HIGH: 95, "evictionHard": {"memory.available": "5%"}}, (False, False, 94), {"kubelet-overlap": OK}),
-        (
-            {HIGH: 95, "evictionHard": {"memory.available": "5%"}, "mergeDefaultEvictionSettings": True},
-            (False, False, 85),
-            {"kubelet-overlap-images": WARNING},
-        ),
-        ({HIGH: 95, "evictionHard": {"imagefs.available": "1Gi"}}, (False, False, 94), {"kubelet-overlap": OK}),
-        (
-            {HIGH: 95, "evictionHard": {"imagefs.available": "x%"}},
-            (False, False, 5),
-            {"kubelet-overlap-images": WARNING},
-        ),
-        ({HIGH: "70"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
-        ({HIGH: "much"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
-        ({HIGH: 100, "evictionHard": {"nodefs.available": "9%"}}, (False, False, 85), {"kubelet-overlap": OK}),
-        ({}, (True, False, None), {"kubelet-overlap-eviction": WARNING}),
-        ({"shutdownGracePeriod": "30s"}, (False, True, None), {"kubelet-overlap-shutdown": PROBLEM}),
-        ({"shutdownGracePeriodByPodPriority": [{}]}, (False, True, None), {"kubelet-overlap-shutdown": PROBLEM}),
-        ({"shutdownGracePeriod": "0s"}, (False, True, None), {"kubelet-overlap": OK}),
-    ],
-)
-def test_task_of_both_kubelet_and_agent_is_reported(
-    found: dict[str, object] | None, work: tuple[bool, bool, int | None], expected: dict[str, Grade]
-) -> None:
-    evicts, stops, collects_from = work
-    config = None if found is None else KubeletConfig(found)
-    findings = check_kubelet(config, has_kubelet=True, evicts=evicts, stops=stops, collects_from=collects_from)
-    assert {each.check: each.verdict for each in findings} == expected
-
-
-IMAGEFS = {"evictionHard": {"imagefs.available": "5%"}}
-
-
-@pytest.mark.parametrize(
-    ("config", "collects_from", "verdict"),
-    [
-        (UNREAD, 80, SKIPPED),
-        (replace(UNREAD, fields={HIGH: 90, **IMAGEFS}), 80, SKIPPED),
-        (replace(UNREAD, fields={HIGH: 90}, certain=frozenset({HIGH})), 80, SKIPPED),
-        (replace(UNREAD, fields={HIGH: 75}, certain=frozenset({HIGH})), 80, WARNING),
-        (replace(UNREAD, fields=IMAGEFS, partial=frozenset({"evictionHard"})), 96, WARNING),
-        (replace(UNREAD, fields={"evictionHard": {}}, partial=frozenset({"evictionHard"})), 96, SKIPPED),
-    ],
-)
-def test_unknown_threshold_of_the_kubelet_is_never_ok(
-    config: KubeletConfig, collects_from: int, verdict: Grade
-) -> None:
-    findings = check_kubelet(config, has_kubelet=True, evicts=False, stops=True, collects_from=collects_from)
-    assert {each.check: each.verdict for each in findings} == {
-        "kubelet-overlap-images": verdict,
-        "kubelet-overlap-shutdown": SKIPPED,
-    }

@@ -13,6 +13,8 @@ import pytest
 
 from nodeagent.doctor.plan.kubelet import check_kubelet, check_kubelet_config
 from nodeagent.doctor.plan.node import Grade
+from nodeagent.doctor.plan.triggers import AgentTasks, NodeSizes, compare_triggers
+from nodeagent.gc.plan.policy import ImageGCPolicy
 from nodeagent.model.node import Certainty
 from nodeagent.settings.kubelet_config import merge_patch, parse_flags, read_kubelet_config
 from tests.support.kubelet_tree import add_process
@@ -89,7 +91,8 @@ def test_value_of_a_missing_source_is_unknown_and_not_the_default(tmp_path: Path
     partial = tree.get("partial", {}).get(path, [])
     assert {each: found.certainty(each) for each in partial} == dict.fromkeys(partial, Certainty.AT_LEAST)
     assert check_kubelet_config(found, has_kubelet=True).verdict is Grade.WARNING
-    overlap = check_kubelet(found, has_kubelet=True, evicts=False, stops=True, collects_from=1)
+    agent = AgentTasks(images=ImageGCPolicy(high_threshold_percent=1), stops=True)
+    overlap = check_kubelet(found, compare_triggers(found, agent, NodeSizes()), has_kubelet=True)
     assert Grade.OK not in {each.verdict for each in overlap}
 
 
