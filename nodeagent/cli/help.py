@@ -157,7 +157,8 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "du": (
         ("Show the usage of the image filesystem by category", "nodeagent du"),
-        ("List the largest members of each category", "nodeagent du --details"),
+        ("List more items of each category", "nodeagent du --details"),
+        ("Find the items with the most files", "nodeagent du --inodes --details"),
     ),
     "top": (
         ("Watch the pods in eviction order", "nodeagent top"),
