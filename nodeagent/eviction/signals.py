@@ -7,11 +7,12 @@ reader.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Set as AbstractSet
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError
@@ -26,14 +27,22 @@ from nodeagent.eviction.plan.preview import (
     next_poll_s,
 )
 from nodeagent.eviction.plan.state import Evaluation, EvictionState, evaluate
-from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold, ThresholdStatus, find_contradictions, for_layout
+from nodeagent.eviction.plan.thresholds import (
+    MEANINGS,
+    Threshold,
+    ThresholdStatus,
+    find_contradictions,
+    for_layout,
+    is_oversized,
+)
 from nodeagent.guarded_call import GuardedCall, HangingCallError
-from nodeagent.host.filesystems import filesystem_id
+from nodeagent.host.filesystems import filesystem_id, read_filesystem
 from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.meminfo import MemoryReader
-from nodeagent.model.pressure import FilesystemLayout, Moment, OtherFilesystem, SignalReading, has_separate_logs
+from nodeagent.model.pressure import FilesystemLayout, Moment, OtherFilesystem, Signal, SignalReading, has_separate_logs
 from nodeagent.model.runtime import ImageFilesystem
 from nodeagent.record import Record, replace
+from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -56,6 +65,19 @@ _LOGS_WITHIN_S: Final = 0.5
 _RUNTIME_WITHIN_S: Final = 2.0
 LAYOUT_KEPT_S: Final = 60.0
 """Maximum age of a cached layout in seconds, since the image filesystems other than the first can change."""
+
+
+NO_SIZES: Final[Mapping[Signal, float]] = MappingProxyType({})
+
+
+def _log_filesystem(path: str) -> tuple[int | None, Mapping[Signal, float]]:
+    """Return the device and the sizes by signal of the filesystem of the pod logs; ``None`` if unreadable."""
+    device_id = filesystem_id(path)
+    with suppress(ObservationError):
+        found = read_filesystem(path, SystemClock())
+        sizes = {Signal.NODEFS_AVAILABLE: float(found.capacity_bytes), Signal.NODEFS_INODES_FREE: float(found.inodes)}
+        return device_id, sizes
+    return device_id, NO_SIZES
 
 
 class SignalLayout(Record):
@@ -141,7 +163,7 @@ class EvictionSignalReader:
         self._clock = clock
         self._root = root
         self._layouts = GuardedCall[SignalLayout]()
-        self._logs = GuardedCall[int | None]()
+        self._logs = GuardedCall[tuple[int | None, Mapping[Signal, float]]]()
         self._first = GuardedCall[_Read]()
         self._others = GuardedCall[_Read]()
         self._reading: asyncio.Future[_Read] | None = None
@@ -199,17 +221,21 @@ class EvictionSignalReader:
     async def _resolve_in_time(self, paths: SignalPaths, several: Iterable[ImageFilesystem] = ()) -> SignalLayout:
         """Return the layout of ``paths`` and of nodefs; without any filesystem, with a warning, while one hangs.
 
-        A filesystem of the pod logs that hangs is omitted.
+        A filesystem of the pod logs that hangs counts as one of its own, with device 0: nodefs then counts no logs.
         """
         log_device: int | None = None
+        log_sizes: Mapping[Signal, float] = {}
         unknown: tuple[str, ...] = ()
         try:
-            log_device = await self._logs.run(partial(filesystem_id, str(self._pod_log_root)), within_s=_LOGS_WITHIN_S)
+            log_device, log_sizes = await self._logs.run(
+                partial(_log_filesystem, str(self._pod_log_root)), within_s=_LOGS_WITHIN_S
+            )
         except HangingCallError as error:
-            unknown = (f"filesystem of the pod logs unknown: it {error}",)
+            log_device, unknown = 0, (f"filesystem of the pod logs unknown: it {error}",)
 
         def resolve() -> SignalLayout:
-            return self.resolve_layout(replace(paths, nodefs=nodefs_path(self._pod_log_root)), several, log_device)
+            known = replace(paths, nodefs=nodefs_path(self._pod_log_root))
+            return self.resolve_layout(known, several, log_device, log_sizes)
 
         try:
             layout = await self._layouts.run(resolve, within_s=_READ_WITHIN_S)
@@ -219,19 +245,26 @@ class EvictionSignalReader:
         return replace(layout, warnings=(*layout.warnings, *unknown), others_known=not unknown)
 
     def resolve_layout(
-        self, paths: SignalPaths, several: Iterable[ImageFilesystem] = (), log_device: int | None = None
+        self,
+        paths: SignalPaths,
+        several: Iterable[ImageFilesystem] = (),
+        log_device: int | None = None,
+        log_sizes: Mapping[Signal, float] = NO_SIZES,
     ) -> SignalLayout:
         """Return the layout of known filesystem paths, with the thresholds that apply to that layout. Blocks.
 
         ``several`` are the image filesystems of a node with more than one; ``log_device`` is the device of the pod
-        logs, ``None`` if unknown.
+        logs, ``None`` if unknown, with the bytes and inodes of its filesystem by signal in ``log_sizes``.
         """
         layout, others = layout_of(paths), others_of(paths, several)
         known = {filesystem_id(each) for each in (paths.nodefs, paths.imagefs, paths.containerfs) if each is not None}
         known |= {each.device_id for each in others}
         if log_device is not None and paths.imagefs is not None and log_device not in known:
             others = (*others, OtherFilesystem(str(self._pod_log_root), log_device, frozenset()))
-        thresholds, warnings = for_layout(self._settings.thresholds, layout, others)
+        found, warnings = for_layout(self._settings.thresholds, layout, others)
+        thresholds = tuple(each for each in found if not is_oversized(each, log_sizes))
+        oversized = (each.text for each in found if is_oversized(each, log_sizes))
+        warnings += tuple(f"{each} has no effect: more than half of the filesystem" for each in oversized)
         return SignalLayout(paths, layout, thresholds, warnings, others)
 
     async def read(self, layout: SignalLayout, *, urgently: bool = False) -> SignalReadings:

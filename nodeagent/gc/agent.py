@@ -22,7 +22,8 @@ from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.image_removers import TransactionalImageRemover
 from nodeagent.gc.pass_history import HistoryRecorder, HistoryWriter, PassStart, past_pass, past_undo
 from nodeagent.gc.pass_state import Preview, UndoTerms
-from nodeagent.gc.plan.consistency import plan_leaks
+from nodeagent.gc.plan.consistency import plan_leaks, withheld
+from nodeagent.gc.plan.image_protection import kept_names
 from nodeagent.gc.plan.policy import GCPolicy, Scope
 from nodeagent.gc.plan.saved_plan import plan_id as make_plan_id
 from nodeagent.gc.removers import (
@@ -41,7 +42,7 @@ from nodeagent.host.lock import process_lock
 from nodeagent.host.node import boot_id
 from nodeagent.host.processes import is_running, own_process
 from nodeagent.loops.clock_reading import read_clocks
-from nodeagent.model.decision import ItemKind
+from nodeagent.model.decision import ItemKind, Plan
 from nodeagent.model.node import Hold, NodeSnapshot, PodImages, Role, RoleDecision
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.role import RoleWatch
@@ -234,13 +235,23 @@ class Agent:
         """
         preview = await self.collector.preview(Scope.IMAGES)
         found = await self.observer.images.find_unlisted(preview.snapshot.images)
-        at = self.read_clocks()
+        at, snapshot = self.read_clocks(), preview.snapshot
         trust = await asyncio.to_thread(self.store.read_clock, at)
-        plan = await asyncio.to_thread(
-            partial(
-                plan_leaks, found, at.wall, minimum_age_s=minimum_age_s, rooted=rooted, include=include, clock=trust
+
+        def make() -> Plan:
+            kept = kept_names(snapshot, self.settings.policy.images.protection, found.held)
+            plan = plan_leaks(
+                found,
+                at.wall,
+                minimum_age_s=minimum_age_s,
+                rooted=rooted,
+                include=include,
+                clock=trust,
+                kept=kept,
             )
-        )
+            return withheld(plan, snapshot.contradictions, by_images=True)
+
+        plan = await asyncio.to_thread(make)
         plan = replace(plan, warnings=(*plan.warnings, *await self.recovery.describe()))
         return Preview(Scope.LEAKS, preview.snapshot, (plan,))
 

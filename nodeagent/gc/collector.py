@@ -233,18 +233,20 @@ class Collector(Record):
             return None
         policy = self.policy.images
         try:
-            if not await pass_state.Measurement(progress, policy, self.read_filesystem, stop).is_short():
+            shortage = await pass_state.Measurement(progress, policy, self.read_filesystem, stop).shortage()
+            if shortage is None:
                 return None
             snapshot = await self.observer.observe(Scope.IMAGES)
         except NodeAgentError as error:
             progress.warnings.append(f"no further round: {error}")
             return None
-        plans = progress.plans
-        if any(each.wanted_bytes for each in plans):
+        path, missing = shortage
+        if missing.size_bytes:
             policy = replace(policy, high_threshold_percent=min(99, policy.low_threshold_percent + 1))
-        if any(each.wanted_inodes for each in plans):
+        else:
             policy = replace(policy, high_threshold_inodes_percent=min(99, policy.low_threshold_inodes_percent + 1))
-        plan = plan_image_gc(snapshot, policy, failed=progress.failed_images(), spent=progress.spent())
+        failed = progress.failed_images()
+        plan = plan_image_gc(snapshot, policy, failed=failed, spent=progress.spent(), only_on=path)
         if not plan.removals:
             progress.last_plan = plan
             return None

@@ -297,15 +297,17 @@ class Measurement(Record):
         before = readings_of(self.progress.preview.snapshot)
         return tuple([MeasuredFilesystem(each, await self._settled(each)) for each in before])
 
-    async def is_short(self) -> bool:
-        """Measure the filesystems and return whether one with a target is still above its low threshold.
+    async def shortage(self) -> tuple[str, SpaceNeeded] | None:
+        """Measure the filesystems; return the path and the missing space of the one that is farthest from its target.
 
-        Space that the end of undo windows will free counts as freed.
+        The path is empty on a node with one image filesystem. Space that the end of undo windows will free counts as
+        freed. The result is ``None`` if all targets are reached.
 
         Raises:
             NodeAgentError: a filesystem cannot be read.
         """
-        return bool(self._shortfalls(await self.read()))
+        found = max(self._shortfalls(await self.read()), key=lambda each: each[1], default=None)
+        return None if found is None else (found[0].before.path if self._several else "", found[1])
 
     def shortfall_detail(self, measured: Sequence[MeasuredFilesystem]) -> str:
         """Return the shortfall and the number of kept images by reason code, as a sentence; empty for none."""

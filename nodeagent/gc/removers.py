@@ -437,7 +437,8 @@ class LeakRemover:
         if found is None:
             return Result(decision, Outcome.CHANGED, "kept: already removed, or referenced again")
         if isinstance(found, HeldContent):
-            if found.created_at != decision.reason.details.get("created_at"):
+            details = decision.reason.details
+            if (found.created_at, found.target) != (details.get("created_at"), details.get("target", "")):
                 return Result(decision, Outcome.CHANGED, "kept: created again since the plan")
             if decision.kind is ItemKind.LEASE:
                 existed = await self._storage.delete_lease(found.name)

@@ -128,7 +128,8 @@ class _UnitReader:
         for each in settings["EnvironmentFile"]:
             environment |= self._variables(each)
         commands = settings["ExecStart"]
-        words = tuple(self._expanded(self._split(commands[-1]), environment))[:_MAX_WORDS] if commands else ()
+        command = commands[-1].lstrip("-@:+!|") if commands else ""
+        words = tuple(self._expanded(self._split(command), environment))[:_MAX_WORDS]
         return UnitCommand(words, environment, tuple(self._sources), tuple(self._unread))
 
     def _specified(self, value: str) -> str:
@@ -139,6 +140,9 @@ class _UnitReader:
     def _variables(self, value: str) -> dict[str, str]:
         """Return the variables of an environment file; a file with a dash before its path may be missing."""
         path = self._root / value.lstrip("-").lstrip("/")
+        if any(each in value for each in "*?["):
+            self._unread.append(f"environment files {value.lstrip('-')}: patterns are not read")
+            return {}
         if value.startswith("-") and not os.path.lexists(path):
             return {}
         pairs = (line.partition("=")[::2] for line in logical_lines(self._text(path)) if "=" in line)

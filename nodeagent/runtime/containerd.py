@@ -303,6 +303,14 @@ def is_undo(lease: ContentLease) -> bool:
     return lease.labels.get(KIND_LABEL) == REMOVED
 
 
+PINNED_LABEL: Final = "io.cri-containerd.pinned"
+
+
+def is_pinned(stored: StoredImage) -> bool:
+    """Return whether a name's label pins its image. Source: containerd CRI plugin, ``labels.PinnedImageLabelKey``."""
+    return stored.labels.get(PINNED_LABEL) == "pinned"
+
+
 NAMESPACE = "k8s.io"
 
 _IMPOSSIBLE = 1 << 60  # bytes or inodes that no disk has

@@ -12,19 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.model.runtime import HeldContent, ReferenceKind, Space, total_space
 from nodeagent.record import replace
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.containerd import KIND_LABEL, is_undo
+from nodeagent.runtime.containerd import KIND_LABEL, is_pinned, is_undo
 from nodeagent.runtime.namespace_lists import CONTENT, SNAPSHOTS, GraphNode, Inventory, expiry_of
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from nodeagent.model.runtime import Image, StoredPiece
     from nodeagent.runtime.containerd import ContainerdClient, Ingest, SnapshotUsage, StoredImage
+
+
+_CONFIG: Final = "containerd.io/gc.ref.content.config"
 
 
 class OtherNamespace(NamedTuple):
@@ -141,7 +144,7 @@ def _holders(
 ) -> Iterator[tuple[HeldContent, Iterable[GraphNode]]]:
     """Yield each possible holder in CRI's namespace, with size 0, and the nodes that it references."""
     listed, used = _listed_names(images), {each.image for each in inventory.containers}
-    all_leased = inventory.referenced_by_leases()
+    all_leased, in_containers = inventory.referenced_by_leases(), set(inventory.referenced_by_containers())
     unlisted: dict[str, list[StoredImage]] = {}
     for image in inventory.images:
         if image.name not in listed:
@@ -151,6 +154,9 @@ def _holders(
         missing = _missing(inventory, target, reached, content_path)
         names = tuple(sorted((each.name for each in named), key=lambda name: (name.startswith("sha256:"), "@" in name)))
         is_free = used.isdisjoint(names) and GraphNode(CONTENT, target) not in all_leased  # no pull goes on
+        edges = inventory.stored.edges
+        top = {to for node in reached if node.kind == CONTENT for to in edges.get(node, ()) if to.kind != CONTENT}
+        is_free &= not in_containers & top and not any(map(is_pinned, named))  # lower layers are shared
         yield (
             HeldContent(
                 ReferenceKind.UNLISTED_IMAGE,
@@ -158,7 +164,7 @@ def _holders(
                 0,
                 max((each.created.at for each in named if each.created.at), default=None),
                 missing or "not listed by CRI",
-                bool(missing) and is_free,
+                is_free and _is_unusable(inventory, target, reached, content_path),
                 names=names,
                 target=target,
             ),
@@ -189,6 +195,16 @@ def _missing(inventory: Inventory, target: str, reached: Iterable[GraphNode], co
     blobs = [node for node in reached if node.kind == CONTENT and node not in optional]
     missing = sum(node not in inventory.stored.existing or is_lost(content_path, node.id) for node in blobs)
     return f"{missing} of {len(blobs)} blobs missing" if missing else ""
+
+
+def _is_unusable(inventory: Inventory, target: str, reached: Iterable[GraphNode], content_path: str) -> bool:
+    """Return whether the target of an image or a config is missing; layers alone may be absent once unpacked."""
+    blobs = inventory.stored.blobs
+    configs = (blobs[node.id].labels.get(_CONFIG) for node in reached if node.kind == CONTENT and node.id in blobs)
+    needed = [target, *filter(None, configs)]
+    return any(
+        GraphNode(CONTENT, each) not in inventory.stored.existing or is_lost(content_path, each) for each in needed
+    )
 
 
 def is_lost(content_path: str, digest: str) -> bool:

@@ -24,13 +24,14 @@ from nodeagent.parsing import parse_json
 from nodeagent.record import Record
 from nodeagent.runtime import namespace_lists
 from nodeagent.runtime.connection import gather_all, run_bounded
+from nodeagent.runtime.containerd import PINNED_LABEL
 from nodeagent.runtime.namespace_lists import DEFAULT_SNAPSHOTTER
-from nodeagent.runtime.storage_graph import PINNED_LABEL, ImageExtent, LayerCache
 
 if TYPE_CHECKING:
     from nodeagent.model.runtime import Image, StorageGraph, UnlistedContent
     from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, StoredContainer, StoredImage
     from nodeagent.runtime.leases import Creations, ImageLeases, UndoLeases
+    from nodeagent.runtime.storage_graph import ImageExtent, LayerCache
     from nodeagent.units import Clock
 
 

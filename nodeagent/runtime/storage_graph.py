@@ -48,6 +48,7 @@ from nodeagent.runtime.containerd import (
     Stamp,
     StoredContainer,
     StoredImage,
+    is_pinned,
     is_undo,
 )
 from nodeagent.runtime.held_content import being_written, held_content, read_other_namespaces, unlisted_nodes
@@ -65,8 +66,6 @@ from nodeagent.units import Clock, SystemClock
 
 if TYPE_CHECKING:
     from nodeagent.runtime.containerd import ContainerdClient
-
-PINNED_LABEL = "io.cri-containerd.pinned"
 
 
 @keep_last_result
@@ -95,11 +94,6 @@ def unlisted_containers(
 def snapshotters_by_container(stored: Sequence[StoredContainer]) -> Mapping[str, str]:
     """Return the snapshotter of each stored container by id."""
     return {each.id: each.snapshotter for each in stored}
-
-
-def is_pinned(stored: StoredImage) -> bool:
-    """Return whether a name's label pins its image. Source: containerd CRI plugin, ``labels.PinnedImageLabelKey``."""
-    return stored.labels.get(PINNED_LABEL) == "pinned"
 
 
 def with_labels(image: Image, names: Iterable[StoredImage]) -> Image:

@@ -152,7 +152,8 @@ def ask_kubelet(found: KubeletConfig, access: KubeletAccess | None) -> KubeletCo
         fields = asyncio.run(KubeletPods(access, port_owners).read_config())
     except ObservationError:  # reported by the check of the pod list, unless only this path is refused
         return found
-    return KubeletConfig(fields, found.flags, found.distribution, (f"{access.url.rstrip('/')}/configz",))
+    in_force = {"evictionHard": {}, **fields}  # the kubelet's defaults are included, and an empty map is omitted
+    return KubeletConfig(in_force, found.flags, found.distribution, (f"{access.url.rstrip('/')}/configz",))
 
 
 def merge_patch(base: Mapping[str, object], patch: Mapping[str, object]) -> dict[str, object]:

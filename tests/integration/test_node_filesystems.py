@@ -114,6 +114,8 @@ def test_only_the_log_writer_is_evicted_for_the_filesystem_of_the_logs(node: Pre
     node.run_pod("quiet", "echo started")
     chatty = node.run_pod("chatty", "yes $(seq 60) | head -c 120000000")
     assert chatty.sandbox.log_directory is not None
+    with (logs / "host").open("wb") as host:
+        os.posix_fallocate(host.fileno(), 0, 150 * MIB)
     with node.daemon(f'hard = "nodefs.available<{available_mib(logs) + 60}Mi"'):
         node.wait_for("threshold_cleared", timeout_s=90)
         node.wait_passes(4)

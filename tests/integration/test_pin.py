@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from nodeagent.cli.doctor import fix_pin
 from nodeagent.record import replace
 from nodeagent.runtime.connection import RuntimeConnection
-from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.containerd import ContainerdClient, is_pinned
 from nodeagent.runtime.cri import CriClient
-from nodeagent.runtime.storage_graph import is_pinned
 from nodeagent.settings.loading import load
 
 if TYPE_CHECKING:

@@ -370,7 +370,7 @@ def eviction_amount(config: KubeletConfig, signal: str, name: str = _HARD) -> st
     if certainty is Certainty.AT_LEAST:
         return None
     default = DEFAULT_HARD.get(signal, "") if name == _HARD else ""
-    if not isinstance(amounts, dict) or not amounts or not default:
+    if not isinstance(amounts, dict) or not default:
         return default
     if config.certainty("mergeDefaultEvictionSettings") is not Certainty.IN_FORCE:
         return None

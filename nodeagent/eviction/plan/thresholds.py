@@ -284,6 +284,18 @@ def for_layout(
     return kept + derived + of_others, warnings
 
 
+def is_oversized(threshold: Threshold, sizes: Mapping[Signal, float]) -> bool:
+    """Return whether a quantity chosen for nodefs is more than half of the filesystem of the pod logs.
+
+    Such a threshold would be met on an almost empty log partition. ``sizes`` are its bytes and inodes by signal.
+    """
+    size = sizes.get(threshold.signal)
+    if threshold.filesystem is None or not threshold.filesystem.has_logs or size is None:
+        return False
+    amounts = (threshold.amount, threshold.minimum_reclaim)
+    return 2 * sum(each.number or 0.0 for each in amounts if each is not None) > size
+
+
 def find_contradictions(thresholds: Iterable[Threshold], capacities: Mapping[Measurand, float]) -> tuple[str, ...]:
     """Return a sentence for every soft threshold that is not met before the hard threshold of its signal on this node.
 

@@ -8,10 +8,11 @@ second listing and by the CRI status of the objects concerned (``gc.snapshot.lis
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from operator import attrgetter, itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.gc.plan.image_users import ImageIndex, bare_id, image_references
@@ -213,6 +214,7 @@ def persistent(first: Collection[Suspicion], second: Sequence[Suspicion]) -> tup
 _KINDS = {PieceKind.BLOB: ItemKind.BLOB, PieceKind.SNAPSHOT: ItemKind.SNAPSHOT}
 _HOLDERS = {ReferenceKind.LEASE: ItemKind.LEASE, ReferenceKind.UNLISTED_IMAGE: ItemKind.IMAGE_NAME}
 
+NOTHING_KEPT: Final[Mapping[str, Reason]] = MappingProxyType({})
 ALL_LEASES: Final = "leases"
 """Name that includes all leases without expiry."""
 
@@ -230,6 +232,7 @@ def plan_leaks(  # noqa: PLR0913 - one argument for each option
     rooted: bool,
     include: Collection[str] = (),
     clock: ClockTrust = TRUSTED,
+    kept: Mapping[str, Reason] = NOTHING_KEPT,
 ) -> Plan:
     """Return the plan that deletes leaks: content that no image, container or running client uses.
 
@@ -246,6 +249,7 @@ def plan_leaks(  # noqa: PLR0913 - one argument for each option
         include: leases to delete, or ``ALL_LEASES``. Without expiry, the lease of a client that is stopped cannot be
             distinguished from that of a client in use, such as a build cache.
         clock: trust in the wall clock.
+        kept: reasons to keep image names, by name of the holder; see ``image_protection.kept_names``.
     """
     pieces = found.unreferenced
     reasons: dict[tuple[str, str], Reason | None] = {}
@@ -277,11 +281,9 @@ def plan_leaks(  # noqa: PLR0913 - one argument for each option
             Decision(_KINDS[each.piece.kind], each.piece.key, piece_name(each), verdict, given, frees, inodes)
         )
     for held in found.held:
-        kind = leak_kind(held)
-        if kind is not None:
+        if (kind := leak_kind(held)) is not None:
             keep = _too_young(held.created_at, now, minimum_age_s, clock)
-            if kind is ItemKind.LEASE and not {held.name, ALL_LEASES} & set(include):
-                keep = Reason(ReasonCode.FOREIGN_LEASE, {"lease": held.name})
+            keep = _foreign(held, include) or kept.get(held.name, keep)
             verdict = Verdict.REMOVE if keep is None else Verdict.KEEP
             given = keep or _stuck(held, now)
             decisions.append(Decision(kind, held.name, held.name, verdict, given, held.size_bytes, held.inodes))
@@ -300,13 +302,20 @@ def _too_young(created_at: datetime | None, now: datetime, minimum_age_s: float,
     return clock_untrusted(clock) if minimum_age_s > 0 else None
 
 
+def _foreign(held: HeldContent, include: Collection[str]) -> Reason | None:
+    """Return the reason to keep a lease that is not included; ``None`` for other objects."""
+    if held.kind is not ReferenceKind.LEASE or held.name in include or ALL_LEASES in include:
+        return None
+    return Reason(ReasonCode.FOREIGN_LEASE, {"lease": held.name})
+
+
 def _stuck(held: HeldContent, now: datetime) -> Reason:
     """Return the reason to delete a holder, with the time of creation, by which the remover recognises the holder."""
     created_at = held.created_at or now
     details: dict[str, Detail] = {"age_s": (now - created_at).total_seconds(), "created_at": created_at}
     if held.kind is ReferenceKind.LEASE:
         return Reason(ReasonCode.LEASE_WITHOUT_EXPIRY, details)
-    return Reason(ReasonCode.IMAGE_INCOMPLETE, {"missing": held.detail, **details})
+    return Reason(ReasonCode.IMAGE_INCOMPLETE, {"missing": held.detail, "target": held.target, **details})
 
 
 def _age(each: UnreferencedPiece, now: datetime) -> dict[str, Detail]:

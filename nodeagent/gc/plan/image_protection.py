@@ -44,13 +44,14 @@ from nodeagent.gc.plan.image_users import (
 )
 from nodeagent.last_result import keep_last_result
 from nodeagent.model.decision import NO_FAILURES, Reason, ReasonCode
-from nodeagent.record import Record
+from nodeagent.model.runtime import Image
+from nodeagent.record import Record, replace
 from nodeagent.units import format_duration, format_time
 
 if TYPE_CHECKING:
     from nodeagent.model.clock import ClockTrust
     from nodeagent.model.node import Hold, NodeSnapshot
-    from nodeagent.model.runtime import Image, ImageUsage, Label
+    from nodeagent.model.runtime import HeldContent, ImageUsage, Label
 
 _IMPORTED: Final = "imported or built on this node, never pulled"
 _UNKNOWN: Final = Reason(ReasonCode.ORIGIN_UNKNOWN)
@@ -708,6 +709,32 @@ def first_keep_reasons(context: KeepContext) -> dict[str, Reason]:
     for rule in reversed(KEEP_RULES):
         reasons.update(rule.find(context))
     return reasons
+
+
+def kept_names(snapshot: NodeSnapshot, protection: ProtectionPolicy, held: Iterable[HeldContent]) -> dict[str, Reason]:
+    """Return the reasons to keep the names of images that CRI does not list, by name of the holder.
+
+    All keep rules apply, with the names as references. The labels of such an image are unknown, as is its origin, which
+    is relevant only with ``irreplaceable = "never"``: without manifest or config, no container can use the image.
+    """
+    if protection.irreplaceable is Irreplaceable.LAST:
+        protection = replace(protection, irreplaceable=Irreplaceable.IGNORE)
+    images: dict[str, Image] = {}
+    for each in held:
+        if each.names:
+            own = [name for name in each.names if not name.startswith("sha256:")]
+            image_id = next((name for name in each.names if name.startswith("sha256:")), each.target)
+            digests = tuple(name for name in own if "@" in name)
+            images[each.name] = Image(image_id, tuple(name for name in own if "@" not in name), digests)
+    unread = dict.fromkeys([image.id for image in images.values()], "the image is incomplete")
+    unlisted = replace(
+        snapshot,
+        images=tuple(images.values()),
+        label_reading=replace(snapshot.label_reading, unread=unread),
+        storage=None,
+    )
+    found = first_keep_reasons(keep_context(unlisted, protection, find_users(unlisted), failed=NO_FAILURES, only=None))
+    return {name: found[image.id] for name, image in images.items() if image.id in found}
 
 
 def keep_reasons(

@@ -347,7 +347,8 @@ class CollectedFilesystem(Record):
         """Return the target by the thresholds of a policy, after removals that free the space ``freed``.
 
         Percentages are truncated to integers. Usage equal to a high threshold starts a collection. The usage of inodes
-        is ignored unless ``counts_inodes``, since removals would then not end.
+        is ignored unless ``counts_inodes``, since removals would then not end, and while bytes are above their
+        threshold: on a filesystem that allocates inodes on demand, such as XFS, free bytes are free inodes.
 
         Source: kubelet ``GarbageCollect``; the kubelet ignores inodes.
         """
@@ -362,12 +363,10 @@ class CollectedFilesystem(Record):
         if self.number is not None:  # the reported usage excludes removals for other filesystems
             freed = Space(freed.size_bytes if size.is_high else 0, freed.inodes if inodes.is_high else 0)
         size, inodes = size.after(freed.size_bytes), inodes.after(freed.inodes)
-        needs_inodes = counts_inodes and inodes.is_high
-        details: dict[str, Detail] = {}
-        if size.is_high or not needs_inodes:
-            details |= {"used_percent": size.used_percent, "low_percent": policy.low_threshold_percent}
+        needs_inodes = counts_inodes and inodes.is_high and not size.is_high
+        details: dict[str, Detail] = {"used_percent": size.used_percent, "low_percent": policy.low_threshold_percent}
         if needs_inodes:
-            details |= {
+            details = {
                 "inodes_used_percent": inodes.used_percent,
                 "low_inodes_percent": policy.low_threshold_inodes_percent,
             }

@@ -10,8 +10,8 @@ from nodeagent.cli.doctor import trigger_lines
 from nodeagent.daemon.control_documents import TriggerDocument
 from nodeagent.doctor.plan.kubelet import check_kubelet
 from nodeagent.doctor.plan.node import Finding, Grade
-from nodeagent.doctor.plan.triggers import AgentTasks, NodeSizes, Task, TriggerRow, compare_triggers
-from nodeagent.eviction.plan.thresholds import parse_thresholds
+from nodeagent.doctor.plan.triggers import AgentTasks, NodeSizes, Task, TriggerRow, compare_triggers, eviction_amount
+from nodeagent.eviction.plan.thresholds import DEFAULT_HARD, parse_thresholds
 from nodeagent.gc.plan.policy import ContainerGCPolicy, ImageGCPolicy
 from nodeagent.model.node import KubeletConfig
 from nodeagent.model.pressure import FilesystemLayout, Signal
@@ -83,6 +83,7 @@ def row_of(config: KubeletConfig, agent: AgentTasks, sizes: NodeSizes, task: Tas
             "evictionHard nodefs.inodesFree",
             (95, None, "kubelet"),
         ),
+        ({"evictionHard": {}, HIGH: 84}, {}, SIZES, HIGH, (84, 80, "agent")),
         (hard(imagefs_available="30Gi"), {}, SIZES, "evictionHard imagefs", (70, 80, "kubelet")),
         (hard(imagefs_available="10Gi"), {}, SIZES, "evictionHard imagefs", (90, 80, "agent")),
         (hard(imagefs_available="200Gi"), {}, SIZES, "evictionHard imagefs", (0, 80, "kubelet")),
@@ -316,3 +317,9 @@ def test_table_and_document_have_a_row_for_every_trigger() -> None:
         first="kubelet",
     )
     assert trigger_lines(()) == []
+
+
+def test_empty_map_of_thresholds_has_no_defaults() -> None:
+    empty = KubeletConfig({"evictionHard": {}})
+    assert {eviction_amount(empty, signal) for signal in DEFAULT_HARD} == {""}
+    assert {eviction_amount(KubeletConfig(), signal) for signal in DEFAULT_HARD} == set(DEFAULT_HARD.values())

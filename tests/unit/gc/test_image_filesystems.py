@@ -116,6 +116,13 @@ async def test_shortfall_names_the_filesystem_that_misses_its_target() -> None:
     assert report.end_detail.startswith(f"imagefs {KATA} is 89% full, 90.0 MiB above the low threshold 80%")
 
 
+async def test_further_round_removes_no_image_of_a_filesystem_without_a_target() -> None:
+    made = Node(node(83, 99), share=0.5)  # the first is between the low and the high threshold
+    report = await made.run()
+    assert set(made.gone) == {"k1", "k2"}
+    assert report.end is PassEnd.SHORTFALL
+
+
 async def test_preview_document_has_every_filesystem() -> None:
     observed = node(40, 95)
     collector_preview = PreviewDocument.of("images", observed, ())

@@ -14,7 +14,7 @@ from nodeagent.gc.executor import Outcome
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import ReasonCode
 from nodeagent.record import replace
-from nodeagent.runtime.storage_graph import PINNED_LABEL
+from nodeagent.runtime.containerd import PINNED_LABEL
 from tests.unit.gc.transactions import CHANGES, begin_creation, outcomes, remove_all
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import pytest
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent.model.runtime import ReferenceKind
 from nodeagent.runtime.storage_graph import LayerCache
+from tests.unit.runtime.conftest import REF
 from tests.unit.runtime.graph_cases import A, B
 
 if TYPE_CHECKING:
@@ -139,13 +140,35 @@ async def test_lost_manifest_of_an_image_is_a_missing_blob_also_if_an_index_refe
     assert found[ReferenceKind.UNLISTED_IMAGE, "broken:1"] == "1 of 1 blobs missing"
 
 
+def _without_config(store: Store) -> None:
+    store.image("c", "base", "c1")
+    del store.blobs["sha256:c"]
+
+
+def _without_file(store: Store) -> None:
+    store.image("c", "base", "c1")
+    store.blobs["m-c"][1][f"{REF}content.config"] = "sha256:lost"
+
+
+def _moved_tag(store: Store) -> None:
+    _without_file(store)
+    store.blobs["m-c"][1][f"{REF}snapshot.overlayfs"] = "base/c1"
+    store.snapshots["overlayfs"]["writable"] = ("base/c1", {})
+    store.containers["web"] = "writable"
+
+
+def _pinned(store: Store) -> None:
+    _without_config(store)
+    store.image_labels["c:1"] = {"io.cri-containerd.pinned": "pinned"}
+
+
 def _leased_broken(store: Store) -> None:
-    _broken(store)
+    _without_config(store)
     store.leases["again"] = ({"containerd.io/gc.expire": "2100-01-01T00:00:00Z"}, [("content", "m-c")])
 
 
 def _used_broken(store: Store) -> None:
-    _broken(store)
+    _without_config(store)
     store.containers["c"] = ""
     store.container_images["c"] = "sha256:c"
 
@@ -153,7 +176,11 @@ def _used_broken(store: Store) -> None:
 @pytest.mark.parametrize(
     ("change", "stuck"),
     [
-        pytest.param(_broken, {("c:1", "sha256:c")}, id="image with a missing blob, all names"),
+        pytest.param(_without_config, {("c:1", "sha256:c")}, id="image without config, all names"),
+        pytest.param(_without_file, {("c:1", "sha256:c")}, id="image with an unknown config"),
+        pytest.param(_broken, set(), id="image without a layer blob, which may be unpacked or loaded later"),
+        pytest.param(_moved_tag, set(), id="image whose layers a container uses, under another name"),
+        pytest.param(_pinned, set(), id="pinned image"),
         pytest.param(_leased_broken, set(), id="image that is pulled again"),
         pytest.param(_used_broken, set(), id="image of a container"),
         pytest.param(_unlisted, set(), id="image that is only not listed"),

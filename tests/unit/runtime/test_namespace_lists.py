@@ -9,9 +9,9 @@ import pytest
 
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.model.runtime import Image, ReferenceKind
-from nodeagent.runtime.containerd import StoredContainer
+from nodeagent.runtime.containerd import PINNED_LABEL, StoredContainer
 from nodeagent.runtime.namespace_lists import StorageLists
-from nodeagent.runtime.storage_graph import PINNED_LABEL, LayerCache
+from nodeagent.runtime.storage_graph import LayerCache
 from tests.sim.clock import SimClock
 from tests.unit.runtime.graph_cases import A, B, keys, records_with_references
 

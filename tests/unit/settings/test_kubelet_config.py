@@ -220,6 +220,15 @@ def test_files_that_cannot_be_used_are_unread_and_a_later_file_is_in_force(tmp_p
             None,
             "kubelet.service: no closing quotation",
         ),
+        (
+            {
+                "etc/systemd/system/kubelet.service": (
+                    "[Service]\nEnvironmentFile=-/etc/kube/*.env\nExecStart=/bin/kubelet $ARGS"
+                )
+            },
+            None,
+            "environment files /etc/kube/*.env: patterns are not read",
+        ),
     ],
 )
 def test_source_that_is_not_understood_is_reported(
@@ -232,6 +241,13 @@ def test_source_that_is_not_understood_is_reported(
     found = read_kubelet_config(tmp_path, [] if command is None else [PID])
     assert any(each.startswith(missing) for each in found.missing), found.missing
     assert found.certainty("evictionHard") is Certainty.UNKNOWN
+
+
+@pytest.mark.parametrize("prefix", ["-", "@", ":", "+-", "!!"])
+def test_prefix_of_a_command_in_a_unit_is_no_flag(tmp_path: Path, prefix: str) -> None:
+    unit = f"[Service]\nExecStart={prefix}/usr/bin/kubelet --image-gc-high-threshold=61"
+    write(tmp_path, "etc/systemd/system/kubelet.service", unit)
+    assert read_kubelet_config(tmp_path, []).fields["imageGCHighThresholdPercent"] == 61
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from nodeagent.eviction.plan.effects import OutstandingEffect, UsageSample, effe
 from nodeagent.eviction.plan.ranking import RankingInput, usage_of
 from nodeagent.eviction.plan.reclaim import Shortage, reclaim_steps
 from nodeagent.eviction.plan.state import EvictionState
-from nodeagent.eviction.plan.thresholds import for_layout
+from nodeagent.eviction.plan.thresholds import for_layout, is_oversized
 from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherFilesystem, Resource, Signal
 from nodeagent.record import replace
 from tests.unit.builders import MIB
@@ -284,6 +284,24 @@ def test_filesystem_of_the_logs_has_the_thresholds_of_nodefs(layout: FilesystemL
     met = evaluated(read("nodefs.available", 900), on(LOGS, 50, "nodefs.available"), limits=found)
     assert [each.threshold.text for each in met.met] == ["nodefs.available<100Mi on /var/log/pods"]
     assert [each.condition.value for each in met.conditions if each.active] == ["DiskPressure"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "has_effect"),
+    [
+        pytest.param("nodefs.available<100Mi", True, id="half of the filesystem"),
+        pytest.param("nodefs.available<101Mi", False, id="more than half"),
+        pytest.param("nodefs.available<60%", True, id="share"),
+        pytest.param("nodefs.inodesFree<1000", True, id="unknown number of inodes"),
+    ],
+)
+def test_large_quantity_of_nodefs_has_no_effect_on_a_small_filesystem_of_the_logs(
+    limits: str, has_effect: bool
+) -> None:
+    of_nodefs, of_logs = for_layout(thresholds(limits), DEDICATED, (LOGS,))[0]
+    sizes = {Signal.NODEFS_AVAILABLE: 200.0 * MIB}
+    assert not is_oversized(of_nodefs, sizes)
+    assert is_oversized(of_logs, sizes) is not has_effect
 
 
 @pytest.mark.parametrize(

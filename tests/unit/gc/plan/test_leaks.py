@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from nodeagent.gc.plan import consistency
 from nodeagent.gc.plan.consistency import ALL_LEASES
+from nodeagent.gc.plan.image_protection import ProtectionPolicy, kept_names, parse_rule
+from nodeagent.model.node import Hold
 from nodeagent.model.runtime import (
     HeldContent,
     PieceKind,
@@ -17,7 +20,8 @@ from nodeagent.model.runtime import (
     UnlistedContent,
     UnreferencedPiece,
 )
-from tests.unit.builders import DAY_S, NOW, ago, codes, removed
+from nodeagent.record import replace
+from tests.unit.builders import DAY_S, NOW, ago, codes, container, removed, snapshot as node_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,3 +141,37 @@ def test_holder_has_the_reason_code_of_its_kind_and_age(
 def test_reason_of_a_kept_lease_names_the_option_that_deletes_it() -> None:
     (kept,) = consistency.plan_leaks(UnlistedContent((lease("a b"),)), NOW, minimum_age_s=0, rooted=False).decisions
     assert kept.reason.sentence == "lease of another program, without expiry; deleted only with --include a b"
+
+
+BROKEN = replace(image_name("r/x:1"), names=("r/x:1", "r/x@sha256:d", "sha256:id"))
+PROTECTED = ProtectionPolicy(rules=(parse_rule("r/*"),))
+
+
+@pytest.mark.parametrize(
+    ("protection", "fields", "code"),
+    [
+        pytest.param(ProtectionPolicy(), {}, None, id="no rule"),
+        pytest.param(PROTECTED, {}, "protected", id="protected"),
+        pytest.param(ProtectionPolicy(rules=(parse_rule("label:a"),)), {}, "labels-unknown", id="rule on a label"),
+        pytest.param(
+            ProtectionPolicy(),
+            {"containers": (container("c", image_ref="sha256:id"),)},
+            "in-use-by-container",
+            id="used",
+        ),
+        pytest.param(
+            ProtectionPolicy(),
+            {"holds": (Hold("1", "r/x:1", "test", "root", NOW, NOW + timedelta(hours=1)),)},
+            "held",
+            id="held",
+        ),
+        pytest.param(ProtectionPolicy(), {"holds_error": "unreadable"}, "use-unknown", id="holds unreadable"),
+    ],
+)
+def test_keep_rules_apply_to_the_names_of_broken_images(
+    protection: ProtectionPolicy, fields: dict[str, Any], code: str | None
+) -> None:
+    kept = kept_names(node_snapshot(**fields), protection, [BROKEN])
+    assert {name: reason.code.value for name, reason in kept.items()} == ({} if code is None else {"r/x:1": code})
+    plan = consistency.plan_leaks(UnlistedContent((BROKEN,)), NOW, minimum_age_s=0, rooted=False, kept=kept)
+    assert bool(plan.removals) is (code is None)
