@@ -78,7 +78,7 @@ campaign-needed-space: ## as root: reclaim and gc all on RUNS random stores (40)
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=$(or $(RUNS),40) $(BIN)/python -m pytest --timeout 0 -s tests/integration/test_needed_space.py -m campaign
 
-campaign-disk-usage: ## as root: du on RUNS random stores (40) of each containerd, half on ext4 and half on xfs; every planted item is compared
+campaign-disk-usage: ## as root: du on RUNS random stores (40) of each containerd, on ext4, xfs and btrfs; every planted item is compared
 	@.ci/setup dev real
 	@for version in host 1.7 2.1; do \
 		echo "== containerd $$version"; \

@@ -228,8 +228,12 @@ def read_filesystem(path: str, clock: Clock) -> FsObservation:
 def read_reserved_bytes(path: str) -> int:
     """Return the free space of a filesystem that only root can use, such as 5 % by default on ext4; 0 if unreadable.
 
-    Source: statvfs(3), ``f_bfree`` minus ``f_bavail``.
+    Btrfs reserves none: its difference is space for its own metadata.
+
+    Source: statvfs(3), ``f_bfree`` minus ``f_bavail``; kernel ``btrfs_statfs``.
     """
+    if filesystem_type(path) == "btrfs":
+        return 0
     try:
         stats = os.statvfs(path)
     except OSError:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parents[2]
 RUNS = int(os.environ.get("NODEAGENT_TEST_RUNS", "2"))
-KINDS: tuple[Literal["ext4", "xfs"], ...] = ("ext4", "xfs")
+KINDS: tuple[Literal["ext4", "xfs", "btrfs"], ...] = ("ext4", "xfs", "btrfs")
 SLACK_BYTES = 32 * KIB
 """Tolerance per item: directories, manifests and records of the runtime, and layers of sandboxes."""
 
@@ -95,10 +95,13 @@ def test_each_planted_item_of_a_random_store_is_found_in_its_category_with_its_s
     used = capacity - available
     assert sum(each["bytes"] for each in found["shares"]) == pytest.approx(used, rel=0.01)
     used_inodes = found["imagefs"]["inodes"] - found["imagefs"]["inodes_free"]
-    assert sum(each["inodes"] for each in found["shares"]) == pytest.approx(used_inodes, rel=0.01)
-    assert shares["unexplained"]["inodes"] - before_inodes <= max(60, used_inodes // 100)  # a directory of each mount
+    if kind != "btrfs":  # without a fixed number of inodes
+        assert sum(each["inodes"] for each in found["shares"]) == pytest.approx(used_inodes, rel=0.01)
+        more_inodes = shares["unexplained"]["inodes"] - before_inodes
+        assert more_inodes <= max(60, used_inodes // 100)  # a directory of each mount
     added = shares["unexplained"]["bytes"] - before["unexplained"]  # XFS reserves space for its own metadata
-    assert abs(added) <= used // 100
+    if kind != "btrfs":  # which allocates space for its own metadata in chunks, when files are written
+        assert abs(added) <= used // 100
     assert {each["part"] for each in found["shares"] if not each["complete"]} <= {"deleted-files"}
     assert (finding["verdict"], "blobs missing)" in finding["evidence"]) == ("warning", True)
     print(f"seed {seed}, {kind}: {used} used, {sum(len(each.items) for each in expected.values())} items, {added} more")

@@ -35,13 +35,13 @@ class ContainerdError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoopFs:
-    """A dedicated filesystem for containerd's root, in a sparse file; xfs needs 300 MiB or more.
+    """A dedicated filesystem for containerd's root, in a sparse file; xfs and btrfs need 300 MiB or more.
 
     ``inodes`` is the number of inodes (ext4 only); ``reserved_percent`` is the share that ext4 reserves for root.
     """
 
     size_mib: int = 512
-    kind: Literal["ext4", "xfs"] = "ext4"
+    kind: Literal["ext4", "xfs", "btrfs"] = "ext4"
     inodes: int | None = None
     reserved_percent: int = 5
     native_mib: int = 0  # size of another filesystem, for the snapshotter native
@@ -49,7 +49,7 @@ class LoopFs:
     def mount(self, file: Path, point: Path) -> None:
         with file.open("wb") as sparse:
             sparse.truncate(self.size_mib << 20)
-        make = ["mkfs.xfs", "-q"]
+        make = [f"mkfs.{self.kind}", "-q"]
         if self.kind == "ext4":
             inodes = ["-N", str(self.inodes)] if self.inodes else []
             make = ["mkfs.ext4", "-q", "-F", "-b", "4096", "-m", str(self.reserved_percent), *inodes]
