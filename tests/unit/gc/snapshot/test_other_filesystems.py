@@ -149,6 +149,14 @@ async def test_hanging_filesystem_of_the_logs_is_omitted_and_the_others_are_know
     assert (layout.others, layout.others_known) == ((), False)
 
 
+def test_unknown_filesystem_of_the_logs_counts_as_one_of_its_own(tmp_path: Path) -> None:
+    """Logs that may be elsewhere do not count for nodefs."""
+    reader = EvictionSignalReader(EvictionSettings(), ManualClock(), pod_log_root=tmp_path)
+    paths = SignalPaths(nodefs="/", imagefs="/")
+    assert reader.resolve_layout(paths, (), 0).has_separate_logs
+    assert not reader.resolve_layout(paths, (), None).has_separate_logs
+
+
 # ---- writable layers
 
 
