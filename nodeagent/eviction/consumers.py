@@ -79,7 +79,9 @@ def _largest_parts(breakdown: Breakdown) -> tuple[str, ...]:
     found: list[tuple[str, int]] = []
     for share in breakdown.shares:
         if share.part in {UsageCategory.HOST_FILES, UsageCategory.DELETED_FILES}:
-            found += [(member.label, member.size_bytes) for member in share.members]
+            found += [
+                (f"{each.name} of {each.pod}" if each.pod else each.name, each.size_bytes) for each in share.members
+            ]
         elif share.part not in _OF_PODS:
             found.append((share.part.value.replace("-", " "), share.size_bytes))
     return _shown([each for each in found if each[1] > 0], format_bytes)

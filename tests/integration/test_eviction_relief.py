@@ -130,7 +130,7 @@ def test_no_innocent_pod_is_evicted_for_deleted_files_that_a_pod_holds_open(node
     with node.daemon(threshold(node, 60)):
         statement = wait_for_statement(node)
     assert set(evicted(node)) <= {"holder"}
-    assert re.search(r"\w+ \(process \d+\) 30\d MiB", statement), statement
+    assert re.search(r"\w+ \(process \d+\) of \S+/holder 30\d MiB", statement), statement
     assert node.running() >= names()
     assert IMPORTED in node.tags()
 

@@ -134,12 +134,6 @@ class Member(Record):
     pod: str = ""
     detail: str = ""
 
-    @property
-    def label(self) -> str:
-        """The name with its pod and the further facts."""
-        facts = ", ".join(filter(None, (self.pod, self.detail)))
-        return f"{self.name} ({facts})" if facts else self.name
-
 
 class Share(Record):
     """Usage of one category with its members, largest first; a lower bound or estimate unless ``exact``."""
