@@ -106,7 +106,9 @@ def test_stale_plan_removes_only_items_that_are_still_removable(node: StackedNod
 
 
 def test_only_orphaned_pieces_are_listed_as_leaks(node: StackedNode) -> None:
-    assert nodeagent(node, "gc", "leaks", "--minimum-age", "0s")["plans"][0]["decisions"] == []
+    odd = "registry.example.com/odd/without-config:v1"
+    (broken,) = nodeagent(node, "gc", "leaks", "--minimum-age", "0s")["plans"][0]["decisions"]
+    assert (broken["id"], broken["kind"]) == (odd, "image-name")
     containerd = node.containerd
     base = next(line.split()[0] for line in containerd.ctr("snapshots", "ls").splitlines() if "Committed" in line)
     containerd.ctr("snapshots", "prepare", "orphan-below", base)
@@ -118,15 +120,16 @@ def test_only_orphaned_pieces_are_listed_as_leaks(node: StackedNode) -> None:
     containerd.ctr("content", "label", lost, "containerd.io/gc.root=2024-01-01T00:00:00Z")
     expected = {"orphan", "orphan-above", lost}
     kept = nodeagent(node, "gc", "leaks", "--minimum-age", "0s")["plans"][0]["decisions"]
-    assert {each["id"]: each["reason"]["code"] for each in kept} == dict.fromkeys(expected, "gc-root-label")
+    codes = {each["id"]: each["reason"]["code"] for each in kept}
+    assert codes == dict.fromkeys(expected, "gc-root-label") | {odd: "image-incomplete"}
     young = nodeagent(node, "gc", "leaks", "--rooted")["plans"][0]["decisions"]
     assert {each["verdict"] for each in young} == {"keep"}
     shown = nodeagent(node, "gc", "leaks", "--rooted", "--minimum-age", "0s")["plans"][0]["decisions"]
     assert [each["id"] for each in shown if each["kind"] == "snapshot"] == ["orphan-above", "orphan"]
-    assert {each["id"] for each in shown if each["verdict"] == "remove"} == expected
+    assert {each["id"] for each in shown if each["verdict"] == "remove"} == {*expected, odd}
     assert {line.split()[0] for line in containerd.ctr("snapshots", "ls").splitlines()} >= {"orphan", "orphan-above"}
     report = nodeagent(node, "gc", "leaks", "--rooted", "--minimum-age", "0s", "--yes")
-    assert {each["id"]: each["outcome"] for each in report["results"]} == dict.fromkeys(expected, "done")
+    assert {each["id"]: each["outcome"] for each in report["results"]} == dict.fromkeys({*expected, odd}, "done")
     assert report["freed_bytes"] == pytest.approx(report["predicted_bytes"], abs=128 << 10)
     left = {line.split()[0] for line in containerd.ctr("snapshots", "ls").splitlines()}
     assert not left & expected
