@@ -151,9 +151,9 @@ def _holders(
             unlisted.setdefault(image.target, []).append(image)
     for target, named in unlisted.items():
         reached = inventory.referenced_by_images(named)
-        missing = _missing(inventory, target, reached, content_path)
+        blobs, missing = _blobs(inventory, target, reached, content_path)
         names = tuple(sorted((each.name for each in named), key=lambda name: (name.startswith("sha256:"), "@" in name)))
-        is_free = used.isdisjoint(names) and GraphNode(CONTENT, target) not in all_leased  # no pull goes on
+        is_free = used.isdisjoint(names) and GraphNode(CONTENT, target) not in all_leased  # no pull in progress
         edges = inventory.stored.edges
         top = {to for node in reached if node.kind == CONTENT for to in edges.get(node, ()) if to.kind != CONTENT}
         is_free &= not in_containers & top and not any(map(is_pinned, named))  # lower layers are shared
@@ -163,8 +163,8 @@ def _holders(
                 names[0],
                 0,
                 max((each.created.at for each in named if each.created.at), default=None),
-                missing or "not listed by CRI",
-                is_free and _is_unusable(inventory, target, reached, content_path),
+                f"{len(missing)} of {len(blobs)} blobs missing" if missing else "not listed by CRI",
+                is_free and not missing.isdisjoint(_needed(inventory, target, blobs)),
                 names=names,
                 target=target,
             ),
@@ -186,25 +186,26 @@ def _holders(
         yield HeldContent(ReferenceKind.GC_LABEL, node.id, 0, None, "label containerd.io/gc"), inventory.closure([node])
 
 
-def _missing(inventory: Inventory, target: str, reached: Iterable[GraphNode], content_path: str) -> str:
-    """Return how many blobs of an image are missing in the records or as files; empty if none is.
+def _blobs(
+    inventory: Inventory, target: str, reached: Iterable[GraphNode], content_path: str
+) -> tuple[list[GraphNode], set[GraphNode]]:
+    """Return the blobs of an image, and those that are missing in the records or as files.
 
     A manifest that another index references is optional, except as the target of the image.
     """
     optional = inventory.stored.optional - {GraphNode(CONTENT, target)}
     blobs = [node for node in reached if node.kind == CONTENT and node not in optional]
-    missing = sum(node not in inventory.stored.existing or is_lost(content_path, node.id) for node in blobs)
-    return f"{missing} of {len(blobs)} blobs missing" if missing else ""
+    existing = inventory.stored.existing
+    return blobs, {node for node in blobs if node not in existing or is_lost(content_path, node.id)}
 
 
-def _is_unusable(inventory: Inventory, target: str, reached: Iterable[GraphNode], content_path: str) -> bool:
-    """Return whether the target of an image or a config is missing; layers alone may be absent once unpacked."""
-    blobs = inventory.stored.blobs
-    configs = (blobs[node.id].labels.get(_CONFIG) for node in reached if node.kind == CONTENT and node.id in blobs)
-    needed = [target, *filter(None, configs)]
-    return any(
-        GraphNode(CONTENT, each) not in inventory.stored.existing or is_lost(content_path, each) for each in needed
-    )
+def _needed(inventory: Inventory, target: str, blobs: Iterable[GraphNode]) -> Iterator[GraphNode]:
+    """Yield the blobs without which no container can use an image: target and configs, as layers may be unpacked."""
+    yield GraphNode(CONTENT, target)
+    for node in blobs:
+        stored = inventory.stored.blobs.get(node.id)
+        if stored is not None and _CONFIG in stored.labels:
+            yield GraphNode(CONTENT, stored.labels[_CONFIG])
 
 
 def is_lost(content_path: str, digest: str) -> bool:

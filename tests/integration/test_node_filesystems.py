@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +24,8 @@ pytestmark = pytest.mark.real
 
 def metrics(node: PressedNode) -> dict[str, float]:
     """Return the values of the filesystem metrics of the daemon, by name and roles."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(20)
-        connection.connect(str(node.metrics_socket))
-        connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        answer = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
-    found = re.findall(r'^nodeagent_filesystem_(\w+){path="[^"]*",roles="([^"]*)"} (\S+)$', answer, re.MULTILINE)
+    series = r'^nodeagent_filesystem_(\w+){path="[^"]*",roles="([^"]*)"} (\S+)$'
+    found = re.findall(series, node.metrics(), re.MULTILINE)
     return {f"{name} {roles}": float(value) for name, roles, value in found}
 
 

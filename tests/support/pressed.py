@@ -263,14 +263,17 @@ interval = "1s"
         """Path of the socket for metrics and health probes."""
         return self.containerd.base / "metrics.sock"
 
-    def _passes(self) -> int:
-        """Return the number of passes of the eviction loop, from the daemon's metrics."""
+    def metrics(self) -> str:
+        """Return the metrics of the daemon, with the header of the response."""
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(10)
+            connection.settimeout(20)
             connection.connect(str(self.metrics_socket))
             connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
-            answer = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
-        found = re.search(r'^nodeagent_task_runs_total\{task="eviction"\} (\d+)', answer, re.MULTILINE)
+            return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
+
+    def _passes(self) -> int:
+        """Return the number of passes of the eviction loop, from the daemon's metrics."""
+        found = re.search(r'^nodeagent_task_runs_total\{task="eviction"\} (\d+)', self.metrics(), re.MULTILINE)
         return int(found[1]) if found else 0
 
     def _with_nodefs(self) -> list[str]:

@@ -261,16 +261,17 @@ def _owners(snapshot: NodeSnapshot) -> dict[str, tuple[str, str]]:
     return owners
 
 
+def pods_by_id(snapshot: NodeSnapshot) -> dict[str, str]:
+    """Return ``NAMESPACE/NAME`` of the pod by id of its sandboxes and containers."""
+    return {key: pod for key, (_, pod) in _owners(snapshot).items() if pod}
+
+
 def _pods_by_key(snapshot: NodeSnapshot) -> dict[str, str]:
     """Return ``NAMESPACE/NAME`` of each pod, by its UID and by the ids of its sandboxes and containers."""
-    pods = {}
-    for sandbox in snapshot.sandboxes:
-        pods[sandbox.uid] = pods[sandbox.id] = sandbox_name(sandbox)
-    for each in snapshot.containers:
-        if each.pod_name:
-            pods[each.pod_uid] = pods[each.id] = f"{each.pod_namespace}/{each.pod_name}"
-    pods.pop("", None)
-    return pods
+    pods = pods_by_id(snapshot)
+    uids = {each.uid: pods[each.id] for each in snapshot.sandboxes}
+    uids |= {each.pod_uid: pods[each.id] for each in snapshot.containers if each.id in pods}
+    return {key: pod for key, pod in (pods | uids).items() if key}
 
 
 def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> list[Share]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
-from nodeagent.gc.plan.breakdown import Breakdown, MeasuredTree, MeasuredUsage, Member, Share, break_down
+from nodeagent.gc.plan.breakdown import Breakdown, MeasuredTree, MeasuredUsage, Member, Share, break_down, pods_by_id
 from nodeagent.host.deleted_files import DeletedFile, read_deleted_files
 from nodeagent.host.disk_usage import BLOCK_BYTES, Tree, TreeReader
 from nodeagent.host.filesystems import (
@@ -30,7 +30,6 @@ from nodeagent.host.kubelet_traces import KUBELET_ROOT
 from nodeagent.host.pod_disk import find_upper_directories
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
 from nodeagent.model.runtime import PieceKind, Space, StorageGraph, total_space
-from nodeagent.pods.plan.facts import sandbox_name
 from nodeagent.record import replace
 from nodeagent.runtime.held_content import is_lost
 from nodeagent.units import SystemClock
@@ -198,9 +197,7 @@ def _runtime_directories(snapshot: NodeSnapshot, filesystem: FsObservation) -> _
     paths = {} if snapshot.storage is None else snapshot.storage.store_paths
     content = paths.get("")
     stores = (path, path.parent / "io.containerd.content.v1.content", *map(Path, paths.values()))
-    pods = {each.id: sandbox_name(each) for each in snapshot.sandboxes}
-    pods |= {each.id: f"{each.pod_namespace}/{each.pod_name}" for each in snapshot.containers if each.pod_name}
-    return _RuntimeDirectories(stores, Path(content).parent if content else None, pods=pods)
+    return _RuntimeDirectories(stores, Path(content).parent if content else None, pods=pods_by_id(snapshot))
 
 
 class _Limit(NamedTuple):
