@@ -311,7 +311,7 @@ class ImageRecord(Record):
 
 
 class Space(NamedTuple):
-    """Bytes and inodes of stored content."""
+    """Bytes and inodes of stored content, such as of one snapshot without its parents."""
 
     size_bytes: int = 0
     inodes: int = 0

@@ -36,11 +36,10 @@ from nodeagent.host.pod_disk import (
 )
 from nodeagent.model.pods import ContainerHandle, ContainerTraits, PodHandle, PodReading, RuntimePod
 from nodeagent.model.pressure import Footprint, LayerUsage
-from nodeagent.model.runtime import Container, ContainerState
+from nodeagent.model.runtime import Container, ContainerState, Space
 from nodeagent.pods.plan.facts import qos_of_cgroup
 from nodeagent.record import Record, field, replace
 from nodeagent.runtime.connection import run_bounded
-from nodeagent.runtime.containerd import SnapshotUsage
 from nodeagent.runtime.cri import ContainerUsage
 
 if TYPE_CHECKING:
@@ -244,7 +243,7 @@ def total(parts: Iterable[int | None]) -> int | None:
     return result
 
 
-MeasureLayer = Callable[[str, str], Awaitable[SnapshotUsage | None]]
+MeasureLayer = Callable[[str, str], Awaitable[Space | None]]
 
 
 SLICE_S: Final = 0.02
@@ -704,7 +703,7 @@ async def measure_missing(
         if not is_measured(each.id, stats)
     }
 
-    async def read(container_id: str) -> SnapshotUsage | None:
+    async def read(container_id: str) -> Space | None:
         try:
             async with asyncio.timeout(WITHIN_S):
                 return await measure(missing[container_id], container_id)

@@ -27,6 +27,7 @@ from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.guarded_call import compute
 from nodeagent.last_result import keep_last_result
+from nodeagent.model.runtime import Space
 from nodeagent.record import Record
 from nodeagent.runtime.connection import CONTAINERD_SERVICES as _SERVICES, Method, Request, Response, RuntimeConnection
 from nodeagent.runtime.lists import DecodeCache, LongList, PartCache, shared_text, shared_texts
@@ -117,13 +118,6 @@ class Snapshot(NamedTuple):
     labels: Mapping[str, str]
     created: Stamp
     record_bytes: int = 0
-
-
-class SnapshotUsage(NamedTuple):
-    """Disk usage of one snapshot without its parents. Source: ``snapshots.v1.UsageResponse``."""
-
-    size_bytes: int
-    inodes: int
 
 
 class StoredContainer(Record, gc=False):
@@ -638,18 +632,20 @@ class ContainerdClient:
         stream = self._connection.stream(_SNAPSHOTS, request, target=key, metadata=self._metadata())
         return any([info.name == key async for batch in stream for info in batch.info])
 
-    async def snapshot_usage(self, snapshotter: str, key: str) -> SnapshotUsage:
+    async def snapshot_usage(self, snapshotter: str, key: str) -> Space:
         """Return a snapshot's disk usage: recorded if committed, measured by this call if active.
 
         Raises:
             RuntimeRequestError: the call failed, or the usage is impossible, as after a defect of a snapshotter.
+
+        Source: ``snapshots.v1.UsageResponse``.
         """
         request = snapshots_pb2.UsageRequest(snapshotter=snapshotter, key=key)
         got = await self._call(_USAGE, request, key)
         if not (0 <= got.size < _IMPOSSIBLE and 0 <= got.inodes < _IMPOSSIBLE):
             detail = f"impossible usage: {got.size} bytes, {got.inodes} inodes"
             raise RuntimeRequestError("Usage", key, "DATA_LOSS", detail)
-        return SnapshotUsage(got.size, got.inodes)
+        return Space(got.size, got.inodes)
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
         """Remove one snapshot without children; return whether the snapshot existed."""

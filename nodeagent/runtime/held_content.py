@@ -24,7 +24,7 @@ from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from nodeagent.model.runtime import Image, StoredPiece
-    from nodeagent.runtime.containerd import ContainerdClient, Ingest, SnapshotUsage, StoredImage
+    from nodeagent.runtime.containerd import ContainerdClient, Ingest, StoredImage
 
 
 _CONFIG: Final = "containerd.io/gc.ref.content.config"
@@ -40,7 +40,7 @@ class OtherNamespace(NamedTuple):
 
 
 async def read_other_namespaces(
-    client: ContainerdClient, snapshotters: Collection[str], space_of: Callable[[str, SnapshotUsage], Space]
+    client: ContainerdClient, snapshotters: Collection[str], space_of: Callable[[str, Space], Space]
 ) -> tuple[OtherNamespace, ...]:
     """Return the content of each namespace other than the client's; unreadable snapshots count as 0 bytes.
 
@@ -61,9 +61,7 @@ async def read_other_namespaces(
     return tuple(found)
 
 
-async def _snapshot_space(
-    client: ContainerdClient, snapshotter: str, space_of: Callable[[str, SnapshotUsage], Space]
-) -> Space:
+async def _snapshot_space(client: ContainerdClient, snapshotter: str, space_of: Callable[[str, Space], Space]) -> Space:
     async def usage(key: str) -> Space:
         with suppress(RuntimeRequestError):
             return space_of(snapshotter, await client.snapshot_usage(snapshotter, key))

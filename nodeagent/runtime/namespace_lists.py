@@ -396,7 +396,7 @@ NO_STORES: Final = Stores(MappingProxyType({}), MappingProxyType({}))
 def stored_piece(
     node: GraphNode,
     inventory: Inventory,
-    usage: Mapping[GraphNode, containerd.SnapshotUsage],
+    usage: Mapping[GraphNode, Space],
     default: DiskFormat,
     formats: Mapping[str, DiskFormat],
 ) -> StoredPiece:
@@ -425,7 +425,7 @@ def stored_piece(
     )
 
 
-def snapshot_space(snapshotter: str, used: containerd.SnapshotUsage, disk: DiskFormat) -> Space:
+def snapshot_space(snapshotter: str, used: Space, disk: DiskFormat) -> Space:
     """Return the space of a snapshot, with the directories that its usage does not include."""
     directories = _UNCOUNTED_DIRECTORIES.get(snapshotter, 0) if used.inodes else 0
     inodes = used.inodes + directories

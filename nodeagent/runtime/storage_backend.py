@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
-from nodeagent.model.runtime import Space
 from nodeagent.parsing import parse_json
 from nodeagent.record import Record
 from nodeagent.runtime import namespace_lists
@@ -28,8 +27,8 @@ from nodeagent.runtime.containerd import PINNED_LABEL
 from nodeagent.runtime.namespace_lists import DEFAULT_SNAPSHOTTER
 
 if TYPE_CHECKING:
-    from nodeagent.model.runtime import Image, StorageGraph, UnlistedContent
-    from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, StoredContainer, StoredImage
+    from nodeagent.model.runtime import Image, Space, StorageGraph, UnlistedContent
+    from nodeagent.runtime.containerd import ContainerdClient, StoredContainer, StoredImage
     from nodeagent.runtime.leases import Creations, ImageLeases, UndoLeases
     from nodeagent.runtime.storage_graph import ImageExtent, LayerCache
     from nodeagent.units import Clock
@@ -131,7 +130,7 @@ class StorageBackend:
         """
         return {}
 
-    async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
+    async def measure_layer(self, snapshotter: str, key: str) -> Space | None:
         """Return the current usage of a writable layer; ``None`` if the snapshotter fails, and for CRI alone."""
         return None
 
@@ -336,12 +335,12 @@ class ContainerdStorage(StorageBackend):
         stored = [each for each in await self._client.list_containers() if each.snapshotter and each.snapshot_key]
         found = await run_bounded(lambda each: self.measure_layer(each.snapshotter, each.snapshot_key), stored)
         return {
-            each.id: Space(*used) if self._cache is None else self._cache.space_of(each.snapshotter, used)
+            each.id: used if self._cache is None else self._cache.space_of(each.snapshotter, used)
             for each, used in zip(stored, found, strict=True)
             if used is not None
         }
 
-    async def measure_layer(self, snapshotter: str, key: str) -> SnapshotUsage | None:
+    async def measure_layer(self, snapshotter: str, key: str) -> Space | None:
         """Return the usage of a snapshot, measured by this call; ``None`` if the snapshotter fails."""
         with suppress(RuntimeRequestError):
             return await self._client.snapshot_usage(snapshotter, key)

@@ -44,7 +44,6 @@ from nodeagent.runtime.containerd import (
     LeasedResource,
     Snapshot,
     SnapshotKind,
-    SnapshotUsage,
     Stamp,
     StoredContainer,
     StoredImage,
@@ -247,10 +246,10 @@ class _Inputs(NamedTuple):
 class SnapshotUsageStore(Protocol):
     """Persistent store of the usage of committed snapshots. Its methods block and never raise."""
 
-    def read(self) -> Mapping[GraphNode, tuple[Stamp, SnapshotUsage]]:
+    def read(self) -> Mapping[GraphNode, tuple[Stamp, Space]]:
         """Return the usage of each recorded snapshot, with the creation time of the snapshot."""
 
-    def write(self, read: Mapping[GraphNode, tuple[Stamp, SnapshotUsage]], removed: Collection[GraphNode]) -> None:
+    def write(self, read: Mapping[GraphNode, tuple[Stamp, Space]], removed: Collection[GraphNode]) -> None:
         """Record the usage of ``read`` and delete the records of ``removed``."""
 
 
@@ -270,7 +269,7 @@ class LayerCache:
         self._disk = disk or namespace_lists.DiskFormat()
         self._stores = namespace_lists.NO_STORES
         self._clock = clock or SystemClock()
-        self._usage: dict[GraphNode, tuple[Stamp, SnapshotUsage]] = {}
+        self._usage: dict[GraphNode, tuple[Stamp, Space]] = {}
         self._layout: _Layout | None = None
         self._usage_store = usage_store
         self._targets: dict[str, tuple[str, Stamp]] = {}
@@ -530,7 +529,7 @@ class LayerCache:
 
     async def _read_usage(
         self, client: ContainerdClient, inventory: Inventory, nodes: Iterable[GraphNode]
-    ) -> dict[GraphNode, SnapshotUsage]:
+    ) -> dict[GraphNode, Space]:
         """Return the usage of the snapshots in ``nodes``; snapshots of a failing snapshotter are omitted."""
         snapshots = [node for node in nodes if node.kind != CONTENT]
         missing = [node for node in snapshots if not self._is_cached(node, inventory)]
@@ -552,20 +551,20 @@ class LayerCache:
         usage = self._usage
         self._usage = {node: usage[node] for node in inventory.stored.existing if node in usage}
 
-    def space_of(self, snapshotter: str, usage: SnapshotUsage) -> Space:
+    def space_of(self, snapshotter: str, usage: Space) -> Space:
         """Return the space of a snapshot on its filesystem, by the allocation sizes read with the last graph."""
         return namespace_lists.snapshot_space(snapshotter, usage, self._stores.formats.get(snapshotter, self._disk))
 
-    def _piece(self, node: GraphNode, inventory: Inventory, usage: Mapping[GraphNode, SnapshotUsage]) -> StoredPiece:
+    def _piece(self, node: GraphNode, inventory: Inventory, usage: Mapping[GraphNode, Space]) -> StoredPiece:
         return namespace_lists.stored_piece(node, inventory, usage, self._disk, self._stores.formats)
 
 
-async def _snapshot_usage(client: ContainerdClient, node: GraphNode) -> SnapshotUsage | None:
+async def _snapshot_usage(client: ContainerdClient, node: GraphNode) -> Space | None:
     """Return a snapshot's usage: 0 for a snapshot removed since the listing, ``None`` if the snapshotter fails."""
     try:
         return await client.snapshot_usage(node.kind.removeprefix(SNAPSHOTS), node.id)
     except RuntimeNotFoundError:
-        return SnapshotUsage(0, 0)
+        return Space()
     except RuntimeTimeoutError:
         raise
     except RuntimeRequestError:
@@ -582,7 +581,7 @@ def _is_valid(layout: _Layout, inventory: Inventory, images: Sequence[Image]) ->
     )
 
 
-def _all_sized(nodes: Iterable[GraphNode], usage: Mapping[GraphNode, SnapshotUsage]) -> bool:
+def _all_sized(nodes: Iterable[GraphNode], usage: Mapping[GraphNode, Space]) -> bool:
     return all(node.kind == CONTENT or node in usage for node in nodes)
 
 

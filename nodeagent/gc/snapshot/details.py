@@ -17,14 +17,14 @@ from nodeagent.errors import (
     RuntimeUnavailableError,
 )
 from nodeagent.gc.plan.policy import Scope
-from nodeagent.model.runtime import Container, ContainerState, Sandbox
+from nodeagent.model.runtime import Container, ContainerState, Sandbox, Space
 from nodeagent.record import replace
 from nodeagent.runtime.connection import run_bounded
 from nodeagent.runtime.cri import ContainerUsage, CriClient, mounts_images
 
 if TYPE_CHECKING:
     from nodeagent.model.node import RuntimeInfo
-    from nodeagent.runtime.containerd import SnapshotUsage, StoredContainer
+    from nodeagent.runtime.containerd import StoredContainer
 
 _EXITED: Final = ContainerState.EXITED  # a module constant, since a lookup in the enum class takes ten times as long
 _ID: Final = attrgetter("id")
@@ -186,7 +186,7 @@ class DeadLayers:
     """
 
     runtime: StatsReader
-    measure: Callable[[str, str], Awaitable[SnapshotUsage | None]] | None = None
+    measure: Callable[[str, str], Awaitable[Space | None]] | None = None
     _: KW_ONLY
     within_s: float = _WITHIN_S
     _settled: dict[str, tuple[ContainerState, LayerSize | None]] = field(default_factory=dict, init=False)

@@ -23,12 +23,12 @@ from nodeagent.host import pod_logs as podlogs
 from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
 from nodeagent.loops.clock_reading import read_clocks, with_valid_times
 from nodeagent.model.node import ContainerLogLink, Hold, LogTree, NodeSnapshot, PodLogDirectory, Role
-from nodeagent.model.runtime import FsObservation, GapCause, Sandbox
+from nodeagent.model.runtime import FsObservation, GapCause, Sandbox, Space
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.plan.deletion import checked_pod_list
 from nodeagent.record import Record, replace
 from nodeagent.runtime.connection import gather_all
-from nodeagent.runtime.containerd import SnapshotUsage, Stamp
+from nodeagent.runtime.containerd import Stamp
 from nodeagent.runtime.namespace_lists import SNAPSHOTS, GraphNode
 from nodeagent.runtime.storage_graph import snapshotters_by_container, unlisted_containers
 from nodeagent.store.database import SnapshotFigures, Store
@@ -255,17 +255,17 @@ class StoredSnapshotUsage(Record):
 
     store: Store
 
-    def read(self) -> dict[GraphNode, tuple[Stamp, SnapshotUsage]]:
+    def read(self) -> dict[GraphNode, tuple[Stamp, Space]]:
         """Return the usage of each recorded snapshot, with the creation time of the snapshot."""
         return {
             GraphNode(SNAPSHOTS + snapshotter, key): (
                 Stamp(figures.created_s, figures.created_ns),
-                SnapshotUsage(figures.size_bytes, figures.inodes),
+                Space(figures.size_bytes, figures.inodes),
             )
             for (snapshotter, key), figures in self.store.snapshot_usage().items()
         }
 
-    def write(self, read: Mapping[GraphNode, tuple[Stamp, SnapshotUsage]], removed: Collection[GraphNode]) -> None:
+    def write(self, read: Mapping[GraphNode, tuple[Stamp, Space]], removed: Collection[GraphNode]) -> None:
         """Record the usage of ``read`` and delete the records of ``removed``."""
         self.store.note_snapshot_usage(
             {_store_key(node): SnapshotFigures(*created, *used) for node, (created, used) in read.items()},

@@ -9,8 +9,7 @@ import pytest
 
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.gc.snapshot.details import DeadLayers, LayerSize
-from nodeagent.model.runtime import ContainerState
-from nodeagent.runtime.containerd import SnapshotUsage
+from nodeagent.model.runtime import ContainerState, Space
 from nodeagent.runtime.cri import ContainerUsage
 from tests.unit.builders import container
 
@@ -114,9 +113,9 @@ SNAPSHOTTERS = {"a": "overlayfs", "b": "overlayfs", "c": "zfs", "created": "over
 async def test_layer_without_a_reported_size_is_measured_once_by_its_snapshotter() -> None:
     measured: list[tuple[str, str]] = []
 
-    async def measure(snapshotter: str, key: str) -> SnapshotUsage | None:
+    async def measure(snapshotter: str, key: str) -> Space | None:
         measured.append((snapshotter, key))
-        return SnapshotUsage(9, 3) if snapshotter == "overlayfs" else None
+        return Space(9, 3) if snapshotter == "overlayfs" else None
 
     layers = DeadLayers(Runtime({"a": 5}), measure)
     created = container("created", state=ContainerState.CREATED)
@@ -128,10 +127,10 @@ async def test_layer_without_a_reported_size_is_measured_once_by_its_snapshotter
 
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_layer_that_cannot_be_measured_has_an_unknown_size(hangs: bool) -> None:
-    async def measure(snapshotter: str, key: str) -> SnapshotUsage | None:
+    async def measure(snapshotter: str, key: str) -> Space | None:
         del snapshotter
         if key == "a":
-            return SnapshotUsage(9, 3)
+            return Space(9, 3)
         if hangs:
             await asyncio.Event().wait()
         raise RuntimeRequestError("Snapshots.Usage", key, "INTERNAL", "simulated")
@@ -141,7 +140,7 @@ async def test_layer_that_cannot_be_measured_has_an_unknown_size(hangs: bool) ->
 
 
 async def test_unavailable_runtime_ends_the_measurement() -> None:
-    async def measure(snapshotter: str, key: str) -> SnapshotUsage | None:
+    async def measure(snapshotter: str, key: str) -> Space | None:
         raise RuntimeUnavailableError(f"{snapshotter} {key}")
 
     with pytest.raises(RuntimeUnavailableError):

@@ -10,11 +10,10 @@ import pytest
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import Footprint, LayerUsage
-from nodeagent.model.runtime import ContainerState, Sandbox
+from nodeagent.model.runtime import ContainerState, Sandbox, Space
 from nodeagent.pods.usage import ExitedLayers, with_further_layers
 from nodeagent.record import replace
 from nodeagent.runtime.connection import MAX_CALLS
-from nodeagent.runtime.containerd import SnapshotUsage
 from nodeagent.runtime.cri import ContainerUsage
 from tests.unit.builders import container
 
@@ -33,11 +32,11 @@ def pod_of(*containers: Container) -> RuntimePod:
 class Store:
     """A fake snapshotter with the usage or error of each snapshot."""
 
-    def __init__(self, answers: dict[str, SnapshotUsage | Exception | None]) -> None:
+    def __init__(self, answers: dict[str, Space | Exception | None]) -> None:
         self.answers = answers
         self.asked: list[str] = []
 
-    async def measure(self, snapshotter: str, key: str) -> SnapshotUsage | None:
+    async def measure(self, snapshotter: str, key: str) -> Space | None:
         assert snapshotter == "overlayfs"
         self.asked.append(key)
         answer = self.answers[key]
@@ -47,7 +46,7 @@ class Store:
 
 
 async def test_layer_of_an_exited_container_is_measured_once() -> None:
-    store = Store({"ended": SnapshotUsage(9, 3)})
+    store = Store({"ended": Space(9, 3)})
     layers = ExitedLayers(store.measure)
     pod = pod_of(
         container("ended", state=EXITED),
@@ -72,7 +71,7 @@ async def test_layer_that_the_runtime_cannot_measure_is_omitted(answer: Exceptio
 async def test_layer_that_takes_too_long_is_a_lower_bound_and_delays_no_further_reading() -> None:
     asked = []
 
-    async def measure(_: str, key: str) -> SnapshotUsage | None:
+    async def measure(_: str, key: str) -> Space | None:
         asked.append(key)
         await asyncio.Event().wait()
         raise AssertionError
@@ -85,10 +84,10 @@ async def test_layer_that_takes_too_long_is_a_lower_bound_and_delays_no_further_
 
 
 async def test_slow_layers_of_one_pod_make_no_layer_of_another_pod_a_lower_bound() -> None:
-    async def measure(_: str, key: str) -> SnapshotUsage | None:
+    async def measure(_: str, key: str) -> Space | None:
         if key.startswith("slow"):
             await asyncio.Event().wait()
-        return SnapshotUsage(9, 3)
+        return Space(9, 3)
 
     slow = pod_of(*(container(f"slow-{number}", state=EXITED) for number in range(3 * MAX_CALLS)))
     quick = replace(pod_of(container("quick", state=EXITED)), uid="other")

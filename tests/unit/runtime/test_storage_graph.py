@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.model.runtime import Image, ReferenceKind
-from nodeagent.runtime.containerd import SnapshotUsage, Stamp
+from nodeagent.model.runtime import Image, ReferenceKind, Space
+from nodeagent.runtime.containerd import Stamp
 from nodeagent.runtime.namespace_lists import SNAPSHOTS, DiskFormat, GraphNode, disk_format
 from nodeagent.runtime.storage_graph import LayerCache
 from tests.unit.runtime.conftest import REF, Store
@@ -238,12 +238,12 @@ async def test_unchanged_images_in_another_order_have_the_same_graph_without_ano
 
 class SavedUsage:
     def __init__(self) -> None:
-        self.records: dict[GraphNode, tuple[Stamp, SnapshotUsage]] = {}
+        self.records: dict[GraphNode, tuple[Stamp, Space]] = {}
 
-    def read(self) -> dict[GraphNode, tuple[Stamp, SnapshotUsage]]:
+    def read(self) -> dict[GraphNode, tuple[Stamp, Space]]:
         return dict(self.records)
 
-    def write(self, read: Mapping[GraphNode, tuple[Stamp, SnapshotUsage]], removed: Collection[GraphNode]) -> None:
+    def write(self, read: Mapping[GraphNode, tuple[Stamp, Space]], removed: Collection[GraphNode]) -> None:
         self.records.update(read)
         for node in removed:
             del self.records[node]

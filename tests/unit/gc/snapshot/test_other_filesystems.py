@@ -14,10 +14,9 @@ from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, others_of
 from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import FilesystemLayout, Footprint, LayerUsage, OtherFilesystem
-from nodeagent.model.runtime import Container, ContainerState
+from nodeagent.model.runtime import Container, ContainerState, Space
 from nodeagent.pods.usage import measure_missing, with_layers
 from nodeagent.record import replace
-from nodeagent.runtime.containerd import SnapshotUsage
 from nodeagent.runtime.cri import ContainerUsage
 from tests.support.manual_clock import ManualClock
 from tests.unit.builders import container, image_filesystem, sandbox
@@ -186,9 +185,9 @@ def test_layers_have_their_device_and_snapshotter_where_known() -> None:
 @pytest.mark.parametrize(
     ("stats", "answer", "measured"),
     [
-        ({}, SnapshotUsage(9, 3), {"a": 9}),
-        ({"a": ContainerUsage("a")}, SnapshotUsage(9, 3), {"a": 9}),
-        ({"a": ContainerUsage("a", writable_bytes=1)}, SnapshotUsage(9, 3), {}),
+        ({}, Space(9, 3), {"a": 9}),
+        ({"a": ContainerUsage("a")}, Space(9, 3), {"a": 9}),
+        ({"a": ContainerUsage("a", writable_bytes=1)}, Space(9, 3), {}),
         ({}, None, {}),
         ({}, RuntimeRequestError("Usage", "x", "INTERNAL", ""), {}),
         ({}, RuntimeUnavailableError("down"), {}),
@@ -196,11 +195,11 @@ def test_layers_have_their_device_and_snapshotter_where_known() -> None:
     ids=["none", "without-size", "reported", "snapshotter-fails", "error", "unavailable"],
 )
 async def test_layer_without_a_reported_size_is_measured_by_the_runtime(
-    stats: dict[str, ContainerUsage], answer: SnapshotUsage | Exception | None, measured: dict[str, int]
+    stats: dict[str, ContainerUsage], answer: Space | Exception | None, measured: dict[str, int]
 ) -> None:
     asked = []
 
-    async def measure(snapshotter: str, key: str) -> SnapshotUsage | None:
+    async def measure(snapshotter: str, key: str) -> Space | None:
         asked.append((snapshotter, key))
         if isinstance(answer, Exception):
             raise answer
