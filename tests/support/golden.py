@@ -94,7 +94,7 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"^(imagefs +[█░]+ +\d+%) \S+ MiB of", r"\1 ### MiB of"),
         (r"(?<=, inodes )\d+%", "9%"),
         (r"^(?:pod-volumes|runtime-state|agent-state) .*\n", ""),
-        (r"^(runtime metadata|host files|unexplained) +\S+ +\S+$", r"\1 ###"),
+        (r"^(runtime metadata|host files|unexplained|free) +\S+ +\S+(?: +-)?$", r"\1 ###"),
         (r"(?<=target )\S+ MiB", "##.# MiB"),
         (r"(?<=threshold: )\S+ MiB", "##.# MiB"),
         (r"\S+ MiB (?=short of the low)", "##.# MiB "),
