@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnsupportedError
-from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep, on_device, until_freed
+from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep, on_device
 from nodeagent.gc.executor import Outcome, PassReport
 from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.image_protection import Irreplaceable
 from nodeagent.gc.plan.images import plan_image_gc
-from nodeagent.gc.plan.planner import plan_containers
+from nodeagent.gc.plan.planner import plan_containers, until_freed
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
 from nodeagent.model.decision import ItemKind, Plan, ReasonCode
 from nodeagent.model.node import NodeSnapshot

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Threshold, ThresholdStatus, Unit
 from nodeagent.gc.plan.image_targets import SpaceNeeded
-from nodeagent.model.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.model.decision import Decision, ItemKind, Plan, Verdict
 from nodeagent.model.pressure import (
     FilesystemLayout,
     FilesystemRole,
@@ -138,26 +138,6 @@ def space_needed(status: ThresholdStatus, rate: float | None = 0.0) -> SpaceNeed
     return SpaceNeeded(amount, growing_bytes=growth)
 
 
-def until_freed(plans: Iterable[Plan], needed: SpaceNeeded) -> tuple[Plan, ...]:
-    """Return plans limited to the removals that free the needed space, in their order over all plans.
-
-    The later removals become kept items. An unknown amount counts as 0.
-    """
-    size_bytes = inodes = 0
-    limited = []
-    for plan in plans:
-        decisions = []
-        for each in plan.decisions:
-            if each.verdict is Verdict.REMOVE and needed.met_by(size_bytes, inodes):
-                decisions.append(replace(each, verdict=Verdict.KEEP, reason=_ENOUGH))
-                continue
-            decisions.append(each)
-            if each.verdict is Verdict.REMOVE:
-                size_bytes, inodes = size_bytes + (each.frees_bytes or 0), inodes + (each.frees_inodes or 0)
-        limited.append(replace(plan, decisions=tuple(decisions)))
-    return tuple(limited)
-
-
 def on_device(plans: Sequence[Plan], snapshot: NodeSnapshot, *, layers: bool, logs: bool) -> tuple[Plan, ...]:
     """Return plans of containers, sandboxes and logs with the amounts that their removals free on one filesystem.
 
@@ -212,9 +192,6 @@ def on_device(plans: Sequence[Plan], snapshot: NodeSnapshot, *, layers: bool, lo
 def _log_of(container: Container) -> str:
     """Return the path of a container's current log in the log directory of its pod. Source: kubelet log layout."""
     return "/".join((container.log_path or f"{container.name}/{container.attempt}.log").split("/")[-2:])
-
-
-_ENOUGH: Final = Reason(ReasonCode.ENOUGH_FREED)
 
 
 class Shortage(StrEnum):

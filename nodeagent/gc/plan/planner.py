@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from nodeagent.gc.plan.containers import plan_container_gc, plan_sandbox_gc
@@ -15,6 +15,7 @@ from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
+    from nodeagent.gc.plan.image_targets import SpaceNeeded
     from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.model.node import NodeSnapshot
 
@@ -166,6 +167,29 @@ def _restricted(plan: Plan, only: frozenset[str] | None) -> Plan:
     ]
     excluded = {decision.id for decision in kept}
     return replace(plan, decisions=(*(each for each in plan.decisions if each.id not in excluded), *kept))
+
+
+def until_freed(plans: Iterable[Plan], needed: SpaceNeeded) -> tuple[Plan, ...]:
+    """Return plans limited to the removals that free the needed space, in their order over all plans.
+
+    The later removals become kept items. An unknown amount counts as 0.
+    """
+    size_bytes = inodes = 0
+    limited = []
+    for plan in plans:
+        decisions = []
+        for each in plan.decisions:
+            if each.verdict is Verdict.REMOVE and needed.met_by(size_bytes, inodes):
+                decisions.append(replace(each, verdict=Verdict.KEEP, reason=_ENOUGH))
+                continue
+            decisions.append(each)
+            if each.verdict is Verdict.REMOVE:
+                size_bytes, inodes = size_bytes + (each.frees_bytes or 0), inodes + (each.frees_inodes or 0)
+        limited.append(replace(plan, decisions=tuple(decisions)))
+    return tuple(limited)
+
+
+_ENOUGH = Reason(ReasonCode.ENOUGH_FREED)
 
 
 def _removed_ids(plan: Plan) -> frozenset[str]:
