@@ -92,6 +92,7 @@ def _shown(key: str, value: Detail) -> str:
 
 _USAGES: Final = {
     "low_percent": "is {used_percent}% full, target {low_percent}%",
+    "wanted_available_bytes": "is {used_percent}% full, {wanted_available_bytes} available requested",
     "low_inodes_percent": "uses {inodes_used_percent}% of its inodes, target {low_inodes_percent}%",
 }
 """Usage of a filesystem in a sentence, by the detail that is present if the resource is above its threshold."""
@@ -149,6 +150,7 @@ class Decision(Record, gc=False):
         frees_inodes: inodes freed, under the rules of ``frees_bytes``.
         frees_on: on a node with several image filesystems, the bytes freed on each, by path; filesystems with 0 bytes
             are omitted. Empty on a node with one image filesystem.
+        last_used: time of the last observed use of an image; ``None`` without observed use, and for other items.
     """
 
     kind: ItemKind
@@ -159,6 +161,7 @@ class Decision(Record, gc=False):
     frees_bytes: int | None = None
     frees_inodes: int | None = None
     frees_on: tuple[tuple[str, int], ...] = ()
+    last_used: datetime | None = None
 
     def bytes_on(self, path: str) -> int:
         """Return the bytes freed on the image filesystem with this path; 0 if the path is not in ``frees_on``."""

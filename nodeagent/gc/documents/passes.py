@@ -97,6 +97,7 @@ class DecisionDocument(Part, frozen=True, kw_only=True):
         id_base64: the id in base64 if it is a file name that is not UTF-8; absent otherwise.
         frees_bytes: bytes freed by its removal; ``None`` if unknown, as for ``frees_inodes``.
         frees_on: bytes freed on each image filesystem; absent on a node with only one.
+        last_used: last observed use of an image; absent without observed use, and for other items.
     """
 
     kind: ItemKind
@@ -108,6 +109,7 @@ class DecisionDocument(Part, frozen=True, kw_only=True):
     frees_bytes: int | None
     frees_inodes: int | None
     frees_on: tuple[FreedSpace, ...] | UnsetType = UNSET
+    last_used: Time | UnsetType | None = UNSET
 
     @classmethod
     def of(cls, value: decision.Decision) -> DecisionDocument:
@@ -129,6 +131,7 @@ class DecisionDocument(Part, frozen=True, kw_only=True):
             self.frees_bytes,
             self.frees_inodes,
             tuple((each.path, each.bytes) for each in self.frees_on or ()),
+            self.last_used or None,
         )
 
 
@@ -144,6 +147,7 @@ def decision_fields(value: decision.Decision) -> dict[str, Any]:
         "frees_bytes": value.frees_bytes,
         "frees_inodes": value.frees_inodes,
         "frees_on": tuple(FreedSpace(path=path, bytes=size) for path, size in value.frees_on) or UNSET,
+        "last_used": value.last_used or UNSET,
     }
 
 
@@ -546,7 +550,7 @@ class Explained(DecisionDocument, frozen=True, kw_only=True):
         """Return the document form of an explanation."""
         return cls.from_value(
             value,
-            **decision_fields(value.decision),
+            **{**decision_fields(value.decision), "last_used": value.last_used},
             also_kept_by=tuple(map(ReasonDocument.of, value.also)),
             position=value.position or None,
             positions=value.positions or None,

@@ -148,7 +148,7 @@ class Selection:
         """Return the decision for each kept image, with the bytes that its removal would free."""
         kept, gain_of, gains_of = self.kept, self.ledger.gain, self.ledger.gains if self._freed_on else None
         decisions = []
-        for _, _, _, image_id, _, image, _ in images:
+        for used, _, _, image_id, _, image, _ in images:
             reason = kept.get(image_id)
             if reason is None:
                 continue
@@ -156,7 +156,10 @@ class Selection:
             frees_bytes, frees_inodes = gain_of(image)
             frees_on = () if gains_of is None else gains_of(image)
             decisions.append(
-                Decision(_IMAGE, image_id, image.name, verdict, reason, frees_bytes, frees_inodes, frees_on)
+                Decision(
+                    *(_IMAGE, image_id, image.name, verdict, reason, frees_bytes, frees_inodes, frees_on),
+                    None if used is NEVER else used,
+                )
             )
         return decisions
 
@@ -232,7 +235,9 @@ class Selection:
     def _remove(self, image: Image, gain: Gain, reason: Reason) -> None:
         self._limits.count(gain[0])
         self._images[image.id] = image
-        self._count(Decision(_IMAGE, image.id, image.name, _REMOVE, reason, *gain), image)
+        usage = self._snapshot.image_usage.get(image.id)
+        used = None if usage is None else usage.last_used
+        self._count(Decision(_IMAGE, image.id, image.name, _REMOVE, reason, *gain, last_used=used), image)
 
     def _count(self, decision: Decision, image: Image) -> None:
         """Add a removal to the plan; ``decision`` has the bytes freed on all filesystems together."""
