@@ -38,7 +38,7 @@ from nodeagent.store.observation import gap_limits
 from nodeagent.units import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from nodeagent.gc.plan.policy import Scope
+    from nodeagent.gc.plan.policy import Scope, SpaceGoal
     from nodeagent.gc.snapshot.images import PodImageSource
     from nodeagent.model.node import Role
     from nodeagent.model.runtime import FsObservation
@@ -180,9 +180,9 @@ class Previewer(Record):
     settings: Settings
     observer: NodeSnapshotReader
 
-    async def preview(self, scope: Scope, patterns: Sequence[str] = ()) -> Preview:
-        """Observe and plan a pass without any change to the node; ``patterns`` select images as in ``plans_for``."""
-        return await preview_pass(self.observer, self.settings.policy, scope, patterns)
+    async def preview(self, scope: Scope, patterns: Sequence[str] = (), goal: SpaceGoal | None = None) -> Preview:
+        """Observe and plan a pass without any change to the node; arguments as in ``preview_pass``."""
+        return await preview_pass(self.observer, self.settings.policy, scope, patterns, goal)
 
 
 @asynccontextmanager

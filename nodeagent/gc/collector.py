@@ -15,7 +15,7 @@ from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.gc import executor, pass_state
 from nodeagent.gc.plan.image_targets import wanted_on
 from nodeagent.gc.plan.images import plan_image_gc
-from nodeagent.gc.plan.policy import GCPolicy, Scope
+from nodeagent.gc.plan.policy import GCPolicy, Scope, SpaceGoal
 from nodeagent.model.decision import Accounting, Decision, ItemKind, ReasonCode
 from nodeagent.record import Record, replace
 
@@ -62,10 +62,12 @@ class Collector(Record):
     undo: ImageUndo | None = None
     dry_run: bool = False
 
-    async def prepare(self, scope: Scope, patterns: Sequence[str] = ()) -> pass_state.Preview:
-        """Complete interrupted removals, then observe and plan a pass; ``patterns`` as in ``plans_for``."""
+    async def prepare(
+        self, scope: Scope, patterns: Sequence[str] = (), goal: SpaceGoal | None = None
+    ) -> pass_state.Preview:
+        """Complete interrupted removals, then observe and plan a pass; arguments as in ``preview_pass``."""
         await self._recover()
-        return await self.preview(scope, patterns)
+        return await pass_state.preview_pass(self.observer, self.policy, scope, patterns, goal)
 
     async def preview(self, scope: Scope, patterns: Sequence[str] = ()) -> pass_state.Preview:
         """Observe and plan without any change to the node; ``patterns`` select images as in ``plans_for``.
@@ -114,7 +116,7 @@ class Collector(Record):
             on_result(result)
 
         started_s = self.clock.monotonic_s() - preview.snapshot.reading_s
-        progress = pass_state.PassProgress(self.clock.now(), preview, trigger)
+        progress = pass_state.PassProgress(self.clock.now(), preview, trigger, self.policy)
         current: pass_state.Preview | None = preview
         while current is not None:
             progress.plans.extend(current.plans)
@@ -129,7 +131,7 @@ class Collector(Record):
                     removers,
                     clock=self.clock,
                     stop=stop,
-                    enough=None if trigger == EVICTION_TRIGGER else self._enough(current),
+                    enough=None if trigger == EVICTION_TRIGGER else self._enough(progress, current),
                     on_result=record,
                 )
             except executor.Interrupted as interrupted:
@@ -153,11 +155,11 @@ class Collector(Record):
             return dict.fromkeys(ItemKind, executor.DryRunRemover())
         hurried = progress.trigger == EVICTION_TRIGGER
         undo = None
-        if self.undo is not None:
+        if self.undo is not None and progress.preview.wanted_available_bytes is None:
             undo = pass_state.undo_terms(
                 progress.id, progress.trigger, self.undo.window, space_needed=current.ends_undo
             )
-        return self.make_removers(current.snapshot, self.policy, hurried=hurried, undo=undo)
+        return self.make_removers(current.snapshot, progress.policy, hurried=hurried, undo=undo)
 
     async def _recover(self) -> None:
         if self.recover is not None and not self.dry_run:
@@ -189,8 +191,10 @@ class Collector(Record):
             progress.collected_bytes += max(0, current.pending_bytes - own_bytes)
         return True
 
-    def _enough(self, current: pass_state.Preview) -> Callable[[Decision], bool] | None:
-        """Return a check that skips removals for space once the measured usage has reached the low threshold.
+    def _enough(
+        self, progress: pass_state.PassProgress, current: pass_state.Preview
+    ) -> Callable[[Decision], bool] | None:
+        """Return a check that skips removals for space once the measured usage has reached the target.
 
         The check measures before each removal: with upper-bound accounting, predicted sizes can also be far too small,
         since the runtime reports compressed content. With exact accounting, the limit is one percent lower, so that the
@@ -201,10 +205,11 @@ class Collector(Record):
             return None
         margin = 1 if any(plan.accounting is Accounting.LAYERS for plan in current.plans) else 0
         targets = [target.path for plan in current.plans for target in plan.targets]
+        policy = progress.policy.images
 
         def is_relieved(path: str) -> bool:
             wanted = wanted_on(current.plans, path if targets else "")
-            return pass_state.is_relieved(self.read_filesystem(path), self.policy.images, wanted, margin=margin)
+            return pass_state.is_relieved(self.read_filesystem(path), policy, wanted, margin=margin)
 
         def enough(decision: Decision) -> bool:
             if decision.kind is not ItemKind.IMAGE or decision.reason.code not in _FOR_SPACE:
@@ -229,11 +234,12 @@ class Collector(Record):
         """Return the preview of a further round, for images only; ``None`` if no round is needed or possible."""
         if self.dry_run or current.scope is Scope.CONTAINERS or not pass_state.readings_of(current.snapshot):
             return None
-        if progress.rounds >= max_rounds or not any(result.decision.kind is ItemKind.IMAGE for result in results):
+        has_images = any(result.decision.kind is ItemKind.IMAGE for result in results)
+        if progress.rounds >= max_rounds or not (has_images or progress.preview.wanted_available_bytes is not None):
             return None
-        policy = self.policy.images
+        policy = progress.policy.images
         try:
-            shortage = await pass_state.Measurement(progress, policy, self.read_filesystem, stop).shortage()
+            shortage = await pass_state.Measurement(progress, self.read_filesystem, stop).shortage()
             if shortage is None:
                 return None
             snapshot = await self.observer.observe(Scope.IMAGES)
@@ -256,7 +262,7 @@ class Collector(Record):
         self, progress: pass_state.PassProgress, started_s: float, stop: asyncio.Event
     ) -> executor.PassReport:
         hurried = progress.trigger == EVICTION_TRIGGER
-        measurement = pass_state.Measurement(progress, self.policy.images, self.read_filesystem, stop, hurried=hurried)
+        measurement = pass_state.Measurement(progress, self.read_filesystem, stop, hurried=hurried)
         measured: tuple[executor.MeasuredFilesystem, ...] = ()
         if not self.dry_run:
             try:

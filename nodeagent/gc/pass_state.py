@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import force_setattr
 
+from nodeagent.errors import ObservationError, UsageError
 from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassReport, Result, bytes_in_undo_windows
 from nodeagent.gc.plan.image_protection import labels_named, select_images
 from nodeagent.gc.plan.image_targets import SpaceNeeded, space_above_low, wanted_on
 from nodeagent.gc.plan.image_users import find_users
 from nodeagent.gc.plan.images import plan_image_gc
-from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope, Spent
+from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope, SpaceGoal, Spent
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import start_commits
 from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, ReasonCode
@@ -44,12 +45,15 @@ class Preview(Record):
     """The plans of a pass, in order of execution, with their snapshot.
 
     Attributes:
+        wanted_available_bytes: available bytes of the image filesystem that a user requested; ``None`` without a
+            request.
         removals: every removal, in order of execution; computed from ``plans``.
     """
 
     scope: Scope
     snapshot: NodeSnapshot
     plans: tuple[Plan, ...]
+    wanted_available_bytes: int | None = None
     removals: tuple[Decision, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,6 +76,26 @@ class Preview(Record):
         return bool(self.pending_bytes) or bool(self.removals)
 
     @property
+    def frees_bytes(self) -> int:
+        """Bytes predicted to be freed by the removals and the runtime's garbage collection before them."""
+        return self.pending_bytes + sum(plan.frees_bytes for plan in self.plans)
+
+    @property
+    def is_upper_bound(self) -> bool:
+        """Whether ``frees_bytes`` is an upper bound: the runtime reports image sizes without shared layers."""
+        return any(plan.accounting is Accounting.UPPER_BOUND for plan in self.plans if plan.removals)
+
+    @property
+    def filesystem_after(self) -> FsObservation | None:
+        """The image filesystem once the predicted bytes are freed; ``None`` without a reading, or if several exist."""
+        observed = self.snapshot.image_filesystem
+        if observed is None or self.snapshot.image_filesystems:
+            return None
+        logs = sum(each.frees_bytes or 0 for each in self.removals if each.kind is ItemKind.POD_LOG_DIRECTORY)
+        available_bytes = observed.available_bytes + self.frees_bytes - logs
+        return replace(observed, available_bytes=min(observed.capacity_bytes, available_bytes))
+
+    @property
     def predicted_end(self) -> tuple[PassEnd, str]:
         """End of the pass and its detail if every removal succeeds and frees the predicted bytes.
 
@@ -83,19 +107,53 @@ class Preview(Record):
         short_bytes = sum(plan.shortfall_bytes for plan in self.plans)
         short_inodes = sum(plan.shortfall_inodes for plan in self.plans)
         if short_bytes or short_inodes:
-            return PassEnd.SHORTFALL, f"{format_space(short_bytes, short_inodes)} short of the low threshold"
+            return PassEnd.SHORTFALL, f"{format_space(short_bytes, short_inodes)} short of the target"
         return (PassEnd.COMPLETE if self.acts else PassEnd.NOTHING_TO_DO), ""
 
 
 async def preview_pass(
-    observer: SnapshotReader, policy: GCPolicy, scope: Scope, patterns: Sequence[str] = ()
+    observer: SnapshotReader,
+    policy: GCPolicy,
+    scope: Scope,
+    patterns: Sequence[str] = (),
+    goal: SpaceGoal | None = None,
 ) -> Preview:
-    """Observe and plan a pass without any change to the node; ``patterns`` select images as in :func:`plans_for`.
+    """Observe and plan a pass without any change to the node.
 
     Plans are computed in a thread, since planning for a large node would delay the other tasks of the daemon.
+
+    Args:
+        observer: reads the snapshot.
+        policy: policies of the planners.
+        scope: kinds of items in the pass.
+        patterns: select images as in :func:`plans_for`.
+        goal: space that a user requests; ``None`` for the thresholds.
+
+    Raises:
+        UsageError: a goal on a node with several image filesystems, or an invalid pattern.
+        NodeAgentError: the node could not be observed; with a goal, also its image filesystem.
     """
     snapshot = await observer.observe(scope, labels_named(patterns))
-    return Preview(scope, snapshot, await asyncio.to_thread(plans_for, scope, snapshot, policy, None, patterns))
+    wanted = None if goal is None else goal.available_bytes(_only_filesystem(snapshot))
+    plans = await asyncio.to_thread(plans_for, scope, snapshot, reaching(policy, wanted), None, patterns)
+    return Preview(scope, snapshot, plans, wanted)
+
+
+def reaching(policy: GCPolicy, wanted_available_bytes: int | None) -> GCPolicy:
+    """Return the policy of a pass for the available bytes that a user requested; ``None`` for the policy itself."""
+    return replace(policy, images=replace(policy.images, wanted_available_bytes=wanted_available_bytes))
+
+
+def _only_filesystem(snapshot: NodeSnapshot) -> FsObservation:
+    if snapshot.image_filesystems:
+        paths = ", ".join(each.path for each in snapshot.image_filesystems)
+        raise UsageError(
+            f"nothing was removed: --free and --to need one image filesystem, this node has several: {paths}; "
+            "use gc images --high PERCENT --low PERCENT, which applies to each"
+        )
+    if snapshot.image_filesystem is None:
+        raise ObservationError(f"nothing was removed: imagefs: {snapshot.image_filesystem_error or 'no reading'}")
+    return snapshot.image_filesystem
 
 
 def plans_for(
@@ -165,11 +223,12 @@ def new_pass_id(started_at: datetime) -> str:
 class PassProgress:
     """Plans, results and warnings of a pass so far."""
 
-    def __init__(self, started_at: datetime, preview: Preview, trigger: str) -> None:
+    def __init__(self, started_at: datetime, preview: Preview, trigger: str, policy: GCPolicy) -> None:
         self.id = new_pass_id(started_at)
         self.started_at = started_at
         self.preview = preview
         self.trigger = trigger
+        self.policy = reaching(policy, preview.wanted_available_bytes)
         self.rounds = 0
         self.collected_bytes = 0
         self.settled_s = 0.0
@@ -277,13 +336,11 @@ class Measurement(Record):
 
     Attributes:
         stop: ends the waits when set.
-        policy: has the low thresholds.
         hurried: whether the wait for freed bytes is at most ``SETTLE_HURRIED_S`` seconds and ends when the available
             bytes decrease: the caller (the eviction loop) measures the effect itself.
     """
 
     progress: PassProgress
-    policy: ImageGCPolicy
     read_filesystem: Callable[[str], FsObservation]
     stop: asyncio.Event
     hurried: bool = False
@@ -319,7 +376,8 @@ class Measurement(Record):
         found = []
         for each in measured:
             path = each.before.path
-            missing = space_above_low(each.after, self.policy, self._wanted(path)).beyond(self._in_undo_windows(path))
+            policy = self.progress.policy.images
+            missing = space_above_low(each.after, policy, self._wanted(path)).beyond(self._in_undo_windows(path))
             if any(missing):
                 found.append((each, missing))
         return found
@@ -391,12 +449,14 @@ class Measurement(Record):
         codes = (each.reason.code.value for each in (last.decisions if last else ()) if each.id not in removed)
         kept = ", ".join(f"{count} {code}" for code, count in Counter(codes).most_common())
         name = f"imagefs {measured.before.path}" if self._several else "imagefs"
-        usages = []
+        policy, usages = progress.policy.images, []
         if missing.size_bytes:
-            above = f"{format_bytes(missing.size_bytes)} above the low threshold {self.policy.low_threshold_percent}%"
-            usages.append(f"is {after.used_percent}% full, {above}")
+            above = f"above the low threshold {policy.low_threshold_percent}%"
+            if policy.wanted_available_bytes is not None:
+                above = f"short of {format_bytes(policy.wanted_available_bytes)} available"
+            usages.append(f"is {after.used_percent}% full, {format_bytes(missing.size_bytes)} {above}")
         if missing.inodes:
-            above = f"{missing.inodes} above the low threshold {self.policy.low_threshold_inodes_percent}%"
+            above = f"{missing.inodes} above the low threshold {policy.low_threshold_inodes_percent}%"
             usages.append(f"uses {after.inodes_used_percent}% of its inodes, {above}")
         usage = f"{name} {' and '.join(usages)}"
         return f"{usage}; images kept: {kept}" if kept else f"{usage}; no images remain"
@@ -410,7 +470,12 @@ def readings_of(snapshot: NodeSnapshot) -> tuple[FsObservation, ...]:
 
 
 def is_relieved(observed: FsObservation, policy: ImageGCPolicy, wanted: SpaceNeeded, *, margin: int) -> bool:
-    """Return whether the usage of the wanted resources is at most their low threshold minus ``margin`` percent."""
+    """Return whether the usage of the wanted resources is at most their low threshold minus ``margin`` percent.
+
+    If a user requested available bytes, whether these are available.
+    """
+    if policy.wanted_available_bytes is not None:
+        return observed.available_bytes >= policy.wanted_available_bytes
     size = not wanted.size_bytes or observed.used_percent <= policy.low_threshold_percent - margin
     inodes = not wanted.inodes or observed.inodes_used_percent <= policy.low_threshold_inodes_percent - margin
     return size and inodes
@@ -443,8 +508,11 @@ class UndoTerms(Record):
 def offered_window_s(settings: Settings, preview: Preview) -> float:
     """Return the undo window in seconds of the image removals of a preview that a user requests; 0 without a window.
 
-    Removals through CRI, and removals without containerd's records, free space immediately.
+    Removals for requested space, removals through CRI, and removals without containerd's records free space
+    immediately.
     """
+    if preview.wanted_available_bytes is not None:
+        return 0.0
     by_name = settings.bulk_removal and preview.snapshot.storage is not None
     removes_images = any(each.kind is ItemKind.IMAGE for each in preview.removals)
     return settings.undo_window_s if by_name and removes_images else 0.0

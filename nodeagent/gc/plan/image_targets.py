@@ -111,7 +111,12 @@ def _usages(observed: FsObservation, policy: ImageGCPolicy) -> tuple[_Usage, _Us
 
 
 def space_above_low(observed: FsObservation, policy: ImageGCPolicy, wanted: SpaceNeeded) -> SpaceNeeded:
-    """Return the bytes and inodes still to be freed to reach the low thresholds, of the resources in ``wanted``."""
+    """Return the space still to be freed to reach the policy's target, of the resources in ``wanted``.
+
+    The target is the requested available bytes if a user requested them, otherwise the low thresholds.
+    """
+    if policy.wanted_available_bytes is not None:
+        return SpaceNeeded(max(0, policy.wanted_available_bytes - observed.available_bytes))
     size, inodes = _usages(observed, policy)
     return SpaceNeeded(size.above_low if wanted.size_bytes else 0, inodes.above_low if wanted.inodes else 0)
 
@@ -334,7 +339,10 @@ class CollectedFilesystem(Record):
 
         Content that the runtime collects without a removal is freed first, then the content of undo windows.
         """
-        target = Target(None, _FOR_EVICTION, number=self.number, at_once=True)
+        return self._at_once(needed, Target(None, _FOR_EVICTION, number=self.number, at_once=True))
+
+    def _at_once(self, needed: SpaceNeeded, target: Target) -> Target:
+        """Return the target that frees the space, reduced by space freed without an image removal."""
         pending, unneeded = self.pending, total_space((self.pending, self.undo))
         if any(pending) and needed.met_by(*pending):
             return replace(target, kept=_pending(pending), pending_bytes=pending.size_bytes)
@@ -342,6 +350,13 @@ class CollectedFilesystem(Record):
         if any(unneeded) and needed.met_by(*unneeded):
             return replace(target, kept=_pending(unneeded))
         return replace(target, enough=needed.beyond(unneeded))
+
+    def _requested(self, observed: FsObservation, available_bytes: int) -> Target:
+        """Return the target that reaches the available bytes that a user requested."""
+        missing = SpaceNeeded(max(0, available_bytes - observed.available_bytes))
+        details: dict[str, Detail] = {"used_percent": observed.used_percent, "wanted_available_bytes": available_bytes}
+        target = Target(None, Reason(ReasonCode.LEAST_RECENTLY_USED, details), number=self.number)
+        return self._at_once(missing, target) if any(missing) else replace(target, kept=_ENOUGH)
 
     def target(self, policy: ImageGCPolicy, freed: Space, *, counts_inodes: bool) -> Target:
         """Return the target by the thresholds of a policy, after removals that free the space ``freed``.
@@ -352,13 +367,15 @@ class CollectedFilesystem(Record):
 
         Source: kubelet ``GarbageCollect``; the kubelet ignores inodes.
         """
-        if policy.high_threshold_percent >= 100:
+        if policy.wanted_available_bytes is None and policy.high_threshold_percent >= 100:
             return Target(_THRESHOLD_OFF, _ALL_UNUSED, number=self.number)
         observed = self.observed
         if observed is None:
             detail = self.error or "no reading"
             kept = Reason(ReasonCode.FILESYSTEM_UNREADABLE, {"detail": detail, **self.details})
             return Target(kept, _ALL_UNUSED, number=self.number)
+        if policy.wanted_available_bytes is not None:
+            return self._requested(observed, policy.wanted_available_bytes)
         size, inodes = _usages(observed, policy)
         if self.number is not None:  # the reported usage excludes removals for other filesystems
             freed = Space(freed.size_bytes if size.is_high else 0, freed.inodes if inodes.is_high else 0)

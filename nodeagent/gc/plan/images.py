@@ -434,7 +434,8 @@ class _ImagePlanner:
             images.sort(key=lambda each: (each.id in self._last, each.id not in self._untagged))
         self._kept.update(first_keep_reasons(self._context))
         candidates = [each for each in images if each.id not in self._kept]
-        if self._policy.maximum_unused_age_s > 0 and not remove_all_unused and needed is None:
+        by_age = self._policy.maximum_unused_age_s > 0 and self._policy.wanted_available_bytes is None
+        if by_age and not remove_all_unused and needed is None:
             candidates = self._remove_unused_too_long(candidates)
         old_enough, selection = self._old_enough(candidates), self._selection
         targets = self._remove_for_space(old_enough, needed, remove_all_unused=remove_all_unused, only_on=only_on)

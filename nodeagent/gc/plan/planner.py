@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from nodeagent.gc.plan.containers import plan_container_gc, plan_sandbox_gc
+from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.gc.plan.image_users import ImageUsers, find_users
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.pod_logs import plan_pod_logs
@@ -15,7 +16,6 @@ from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
-    from nodeagent.gc.plan.image_targets import SpaceNeeded
     from nodeagent.gc.plan.policy import GCPolicy
     from nodeagent.model.node import NodeSnapshot
 
@@ -148,8 +148,15 @@ def plan_containers(
 
 
 def plan_all(snapshot: NodeSnapshot, policy: GCPolicy, *, only: frozenset[str] | None = None) -> GCPlan:
-    """Return the plans of ``plan_containers`` and the image plan, which assumes the removals of these plans."""
+    """Return the plans of ``plan_containers`` and the image plan, which assumes the removals of these plans.
+
+    If a user requested available bytes, containers, sandboxes and logs are removed only until these are reached.
+    """
     made = plan_containers(snapshot, policy, only=only)
+    wanted, observed = policy.images.wanted_available_bytes, snapshot.image_filesystem
+    if wanted is not None and observed is not None:
+        needed = SpaceNeeded(max(0, wanted - observed.available_bytes))
+        made = GCPlan(*until_freed(made.plans, needed))
     after, users = project_with_users(
         snapshot, _removed_ids(made.containers), _removed_ids(made.sandboxes), find_users(snapshot)
     )

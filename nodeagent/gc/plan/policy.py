@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.image_protection import ProtectionPolicy
 from nodeagent.model.decision import Reason, ReasonCode
 from nodeagent.record import Record, field
+
+if TYPE_CHECKING:
+    from nodeagent.model.runtime import FsObservation
 
 
 class ImageGCPolicy(Record):
@@ -29,6 +32,8 @@ class ImageGCPolicy(Record):
         max_bytes_per_pass: maximum bytes freed per pass; 0 for no limit. A larger image is removed if it is the first
             of a pass, and then no other image: a limit below the size of one image would otherwise block collection.
         untagged_first: whether images without a tag are removed before all images with a tag; see ``untagged_images``.
+        wanted_available_bytes: available bytes that the removals reach, instead of the thresholds and the maximum
+            unused age, which are ignored; ``None`` for the thresholds. See :class:`SpaceGoal`.
         protection: rules for images that are kept at any age.
 
     Source: kubelet ``imageGCHighThresholdPercent``, ``imageGCLowThresholdPercent``, ``imageMinimumGCAge``,
@@ -45,6 +50,7 @@ class ImageGCPolicy(Record):
     max_images_per_pass: int = 0
     max_bytes_per_pass: int = 0
     untagged_first: bool = False
+    wanted_available_bytes: int | None = None
     protection: ProtectionPolicy = field(default_factory=ProtectionPolicy)
 
 
@@ -101,6 +107,24 @@ class GCPolicy(Record):
     containers: ContainerGCPolicy = field(default_factory=ContainerGCPolicy)
     sandboxes: SandboxGCPolicy = field(default_factory=SandboxGCPolicy)
     logs: PodLogPolicy = field(default_factory=PodLogPolicy)
+
+
+class SpaceGoal(Record):
+    """Space on the image filesystem that a user requests for one pass, at any usage.
+
+    Attributes:
+        free_bytes: bytes to free, in addition to the available bytes.
+        used_percent: usage in percent to reach; ``None`` for ``free_bytes``.
+    """
+
+    free_bytes: int = 0
+    used_percent: int | None = None
+
+    def available_bytes(self, observed: FsObservation) -> int:
+        """Return the available bytes of the filesystem at which the goal is reached."""
+        if self.used_percent is None:
+            return observed.available_bytes + self.free_bytes
+        return observed.capacity_bytes * (100 - self.used_percent) // 100
 
 
 class Scope(StrEnum):

@@ -37,7 +37,7 @@ async def test_measurement_for_an_eviction_waits_for_the_freed_bytes_only_until_
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         (before,) = readings_of(preview.snapshot)
-        progress = PassProgress(NOW, preview, EVICTION_TRIGGER)
+        progress = PassProgress(NOW, preview, EVICTION_TRIGGER, made.collector.policy)
         progress.plans.extend(preview.plans)
         progress.results.extend(Result(each, Outcome.DONE) for each in preview.removals)
         changes, read = iter(changes_mib), []
@@ -47,7 +47,5 @@ async def test_measurement_for_an_eviction_waits_for_the_freed_bytes_only_until_
             read.append(replace(before, available_bytes=before.available_bytes + next(changes) * MIB))
             return read[-1]
 
-        (measured,) = await Measurement(
-            progress, made.collector.policy.images, read_filesystem, asyncio.Event(), hurried=True
-        ).read()
+        (measured,) = await Measurement(progress, read_filesystem, asyncio.Event(), hurried=True).read()
     assert (len(read), measured.after) == (readings, read[-1])
