@@ -170,11 +170,13 @@ class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         scope: ``images``, ``containers`` or ``all``; empty with a saved plan.
         plan: text of a saved plan.
         rounds: maximum number of rounds of planning and removing; 0 for one round.
+        no_dry_run: whether the pass removes although the configuration sets ``dry_run``.
     """
 
     scope: str = ""
     plan: str = ""
     rounds: int = 0
+    no_dry_run: bool = False
 
 
 REQUESTS: dict[str, type[msgspec.Struct]] = {

@@ -22,18 +22,18 @@ from nodeagent.cli.du import breakdown_lines, usage_lines
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.options import Source, duration_s
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, ask, load_settings, open_for_command, run_async
-from nodeagent.cli.table import Heading, Table, short_id, short_reference, size, size_cell
+from nodeagent.cli.table import Heading, Table, age, short_id, short_reference, size, size_cell
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.documents import passes as documents
 from nodeagent.gc.documents.passes import BreakdownFields, Report, decode_progress
 from nodeagent.gc.executor import Outcome, PassEnd, PassReport
 from nodeagent.gc.pass_state import Preview, offered_window_s
-from nodeagent.gc.plan.policy import LIMITS, ImageGCPolicy, Scope
+from nodeagent.gc.plan.policy import LIMITS, ImageGCPolicy, Scope, SpaceGoal
 from nodeagent.gc.plan.saved_plan import parse_plan
 from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, ReasonCode, Verdict
 from nodeagent.record import Record, field, replace
-from nodeagent.text import Cut
-from nodeagent.units import SystemClock, format_bytes, format_duration, format_space, format_time
+from nodeagent.text import Cut, escape
+from nodeagent.units import SystemClock, format_bytes, format_duration, format_space, format_time, parse_bytes
 
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
@@ -70,27 +70,53 @@ def decision_lines(
 ) -> list[Line]:
     """Return a table of decisions, with freed inodes if the plan needs inodes.
 
-    ``numbered`` adds the order of removal, ``wide`` the ids and reason sentences.
+    ``numbered`` adds the order of removal and the running total of the freed bytes, ``wide`` the ids and reason
+    sentences. On a terminal the columns of kind, bytes and reason are omitted if all cells are equal or empty, unless
+    ``wide``; the line above the table has kind and reason.
     """
-    first = Heading("#", right=True) if numbered else Heading("VERDICT")
-    more = (Heading("ID"), _MESSAGE) if wide else ()
-    inodes = (Heading("INODES", right=True),) if plan.wanted_inodes else ()
-    table = Table(first, "KIND", item_heading(), Heading("FREES", right=True), *inodes, "REASON", *more)
+    brief = columns is not None and numbered and not wide
+    kinds, reasons = ({getter(each) for each in decisions} for getter in (_kind, _reason))
+    shows_kind, shows_reason = not brief or len(kinds) > 1, not brief or len(reasons) > 1
+    shows_use = any(each.kind is ItemKind.IMAGE for each in decisions)
+    shows_bytes = not brief or any(each.frees_bytes is not None for each in decisions)
+    headings: list[Heading | str] = [Heading("#", right=True) if numbered else "VERDICT"]
+    headings += ["KIND"] if shows_kind else []
+    headings += [item_heading(), *(["LAST USED"] if shows_use else [])]
+    headings += [Heading("FREES", right=True)] if shows_bytes else []
+    headings += [Heading("TOTAL", right=True)] if shows_bytes and numbered else []
+    headings += [Heading("INODES", right=True)] if plan.wanted_inodes else []
+    headings += ["REASON"] if shows_reason else []
+    table = Table(*headings, *((Heading("ID"), _MESSAGE) if wide else ()))
     bound = "\u2264" if plan.accounting is Accounting.UPPER_BOUND else ""
+    total_bytes = 0
     for number, decision in enumerate(decisions, 1):
-        frees = "" if decision.frees_bytes is None else f"{bound}{size_cell(decision.frees_bytes)}"
-        own_id = "" if decision.id == decision.name else short_id(decision.id) if columns is not None else decision.id
-        table.add(
-            str(number) if numbered else decision.verdict.value,
-            decision.kind.value,
-            item_name(decision, columns),
-            frees,
-            *(["" if decision.frees_inodes is None else str(decision.frees_inodes)] if inodes else ()),
-            decision.reason.code.value,
-            *((own_id, decision.reason.sentence) if wide else ()),
-            style="red" if decision.verdict is Verdict.REMOVE and not numbered else "",
-        )
+        total_bytes += decision.frees_bytes or 0
+        cells = [str(number) if numbered else decision.verdict.value]
+        cells += [_kind(decision)] if shows_kind else []
+        cells += [item_name(decision, columns)]
+        if shows_use:
+            used = decision.last_used
+            unseen = "none seen" if decision.kind is ItemKind.IMAGE else ""
+            cells += [unseen if used is None else age(used, plan.made_at)]
+        if shows_bytes:
+            cells += ["" if decision.frees_bytes is None else f"{bound}{size_cell(decision.frees_bytes)}"]
+            cells += [f"{bound}{size_cell(total_bytes)}"] if numbered else []
+        if plan.wanted_inodes:
+            cells += ["" if decision.frees_inodes is None else str(decision.frees_inodes)]
+        cells += [_reason(decision)] if shows_reason else []
+        if wide:
+            shown_id = short_id(decision.id) if columns is not None else decision.id
+            cells += ["" if decision.id == decision.name else shown_id, decision.reason.sentence]
+        table.add(*cells, style="red" if decision.verdict is Verdict.REMOVE and not numbered else "")
     return table.lines(columns)
+
+
+def _kind(decision: Decision) -> str:
+    return decision.kind.value
+
+
+def _reason(decision: Decision) -> str:
+    return decision.reason.code.value
 
 
 def _kept(plan: Plan, *, selected: bool = False) -> list[Decision]:
@@ -112,6 +138,22 @@ def kept_summary(plan: Plan) -> Line:
     return line
 
 
+def _removal_summary(plan: Plan) -> Line:
+    """Return the number of removals with the freed space and its target, and the reason if all have the same."""
+    removals = plan.removals
+    line = Line(f"Removes {len(removals)} of {len(plan.decisions)} {plan.kind}", "bold")
+    if plan.frees_bytes:
+        line.append(f", frees {size(plan.frees_bytes, upper_bound=plan.accounting is Accounting.UPPER_BOUND)}")
+    if plan.wanted_inodes:
+        line.append(f", {plan.frees_inodes} inodes")
+    if plan.wanted_bytes or plan.wanted_inodes:
+        line.append(f" (target {format_space(plan.wanted_bytes, plan.wanted_inodes)})")
+    reasons = {_reason(each) for each in removals}
+    if len(reasons) == 1:
+        line.append(f": {reasons.pop()}")
+    return line
+
+
 def plan_lines(
     plan: Plan, columns: int | None, *, show_kept: bool, wide: bool = False, selected: bool = False
 ) -> Iterator[Line]:
@@ -123,15 +165,7 @@ def plan_lines(
     if plan.blocked:
         yield Line(f"{plan.kind}: no decision: {plan.blocked}", "bold red")
     if removals:
-        total = size(plan.frees_bytes, upper_bound=plan.accounting is Accounting.UPPER_BOUND)
-        head = Line(f"Removes {len(removals)} of {len(plan.decisions)} {plan.kind}", "bold")
-        if plan.frees_bytes:
-            head.append(f", frees {total}")
-        if plan.wanted_inodes:
-            head.append(f", {plan.frees_inodes} inodes")
-        if plan.wanted_bytes or plan.wanted_inodes:
-            head.append(f" (target {format_space(plan.wanted_bytes, plan.wanted_inodes)})")
-        yield head
+        yield _removal_summary(plan)
         yield from decision_lines(plan, removals, columns, numbered=True, wide=wide)
     elif not plan.blocked:
         yield Line(f"Removes no {plan.kind}", "bold")
@@ -139,7 +173,7 @@ def plan_lines(
         limited = sum(each.reason.code in LIMITS for each in plan.decisions)
         rest = f"{limited} more kept by the limit per pass" if limited else "no other image may be removed"
         short = format_space(plan.shortfall_bytes, plan.shortfall_inodes)
-        yield Line(f"Shortfall to the low threshold: {short}; {rest}", "yellow")
+        yield Line(f"Short of the target by {short}; {rest}", "yellow")
     kept = _kept(plan, selected=not show_kept) if show_kept or selected else []
     if kept:
         yield from decision_lines(plan, kept, columns, numbered=False, wide=wide)
@@ -172,6 +206,10 @@ def preview_lines(
     yield Line()
     for plan in plans:
         yield from plan_lines(plan, columns, show_kept=show_kept, wide=wide, selected=selected)
+    preview = Preview(Scope.ALL, snapshot, tuple(plans))
+    if preview.acts and effect_text(preview):
+        yield Line(f"Total: {effect_text(preview)}", "bold")
+        yield Line()
 
 
 def _usage_lines(snapshot: NodeSnapshot, columns: int | None, policy: ImageGCPolicy | None) -> Iterator[Line]:
@@ -220,6 +258,8 @@ def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None)
     line = Line(f"Removed {removed} in {format_duration(report.duration_s)}{settled}", "bold")
     if report.freed_bytes is not None:
         line.append(f"; predicted {format_bytes(report.predicted_bytes)}, measured {format_bytes(report.freed_bytes)}")
+        if report.before is not None and report.after is not None:
+            line.append(f", imagefs {report.before.used_percent}% -> {report.after.used_percent}%")
     yield line
     if report.undo_until is not None:
         yield Line(undo_text(report.undo_bytes, report.undo_until, report.id))
@@ -235,22 +275,53 @@ _PLAN_LIFETIME_S: Final = 600.0
 
 
 class CollectOptions(Record):
-    """The options of one ``gc`` command; ``only`` are patterns of the images to remove, empty for all images."""
+    """The options of one ``gc`` command.
+
+    Attributes:
+        dry_run: whether nothing is removed; ``None`` for ``dry_run`` of the configuration.
+        only: patterns of the images to remove; empty for all images.
+        goal: requested space; ``None`` for the thresholds.
+    """
 
     scope: str
     config: Path | None
-    dry_run: bool
+    dry_run: bool | None
     yes: bool
     output: str
     show_kept: bool
     overrides: Mapping[str, str | int] = field(default_factory=dict)
     direct: bool = False
     only: tuple[str, ...] = ()
+    goal: SpaceGoal | None = None
 
     @property
     def is_table(self) -> bool:
         """Whether the output is a table; ``wide`` adds ids and the sentences of reasons."""
         return self.output in ("table", "wide")
+
+
+def space_goal(free: str, to: str) -> SpaceGoal | None:
+    """Return the space requested with ``--free`` and ``--to``; ``None`` without either.
+
+    Raises:
+        UsageError: both are given, or a value is invalid.
+    """
+    if free and to:
+        raise UsageError("--free, --to: give one of them")
+    if free:
+        try:
+            size_bytes = parse_bytes(free)
+        except ValueError as error:
+            raise UsageError(f"--free: {error}") from error
+        if not size_bytes:
+            raise UsageError("--free: must be more than 0 bytes")
+        return SpaceGoal(size_bytes)
+    if not to:
+        return None
+    number = to.strip().removesuffix("%").rstrip()
+    if not (number.isascii() and number.isdecimal() and int(number) < 100):
+        raise UsageError(f"--to: {to!r} is not a usage: write a whole number of percent below 100, such as 70%")
+    return SpaceGoal(used_percent=int(number))
 
 
 def collect(request: CollectOptions) -> None:
@@ -266,8 +337,13 @@ def collect(request: CollectOptions) -> None:
             "nothing was removed: confirmation needs a terminal; add --yes to remove without confirmation, or "
             "--dry-run to list the removals"
         )
-    agent = daemon_for_user(request.config, request.overrides, root_too=request.dry_run, direct=request.direct)
+    root_too = bool(request.dry_run) and request.goal is None
+    agent = daemon_for_user(request.config, request.overrides, root_too=root_too, direct=request.direct)
     if agent is not None:
+        if request.goal is not None:
+            raise UsageError(
+                "nothing was removed: --free and --to remove images at any usage of imagefs; requires root"
+            )
         if request.only and not request.dry_run:
             raise UsageError(
                 "nothing was removed: --only removes images at any usage of imagefs and requires root; --dry-run lists "
@@ -293,8 +369,8 @@ def _collect_through_agent(request: CollectOptions, agent: ControlConnection) ->
         status = agent.call("Status", Status)
         if status.waiting is not None:
             raise UsageError(f"nothing was removed: reload grace period, {status.waiting.seconds_left} s left")
-        if status.agent.dry_run:
-            sys.stderr.write("nothing was removed: dry_run = true in the agent's configuration\n")
+        if status.agent.dry_run and request.dry_run is None:
+            note_dry_run()
             return predicted
         saved = agent.client.call("Plan", {"scope": request.scope, "lasts_seconds": _PLAN_LIFETIME_S})
         shown = {each.id for each in preview.removals}
@@ -314,12 +390,22 @@ def _apply_on_daemon(request: CollectOptions, agent: ControlConnection, saved: s
     apply: dict[str, object] = {"scope": request.scope, "rounds": MAX_ROUNDS}
     if saved is not None:
         apply = {"plan": json.dumps(json.loads(saved), ensure_ascii=False, separators=(",", ":"))}
+    if request.dry_run is False:
+        apply["no_dry_run"] = True
     report: Report | None = None
-    for answer in agent.stream("Apply", decode_progress, apply):
-        if isinstance(answer, Report):
-            report = answer
-        elif request.is_table:
-            say(f"{answer.outcome}: {answer.kind} {answer.name}: {answer.reason.sentence}")
+    done = 0
+    try:
+        for answer in agent.stream("Apply", decode_progress, apply):
+            if isinstance(answer, Report):
+                report = answer
+                continue
+            done += answer.outcome in (Outcome.DONE, Outcome.GONE)
+            if request.is_table:
+                say(f"{answer.outcome}: {answer.kind} {answer.name}: {answer.reason.sentence}")
+    except KeyboardInterrupt:
+        of_all = "" if saved is None else f" of {len(parse_plan(saved).removals)}"
+        warn(f"interrupted: removed {done}{of_all}; the agent finishes the current item, see 'nodeagent history'")
+        return ExitCode.INTERRUPTED
     if report is None:
         raise NodeAgentError("the agent sent no report; see its log")
     _show_report_of_daemon(request, report)
@@ -375,13 +461,13 @@ def _print_preview(request: CollectOptions, preview: Preview, policy: ImageGCPol
 
 
 async def _collect(request: CollectOptions, settings: Settings) -> ExitCode:
-    if request.dry_run or settings.dry_run:
+    if request.dry_run or (settings.dry_run and request.dry_run is None):
         return await _preview(request, settings)
     from nodeagent.gc.collector import MAX_ROUNDS  # noqa: PLC0415 - not needed for a dry run
 
     warn_of_pause(settings)
     async with open_for_command(settings, record=True, dry_run=False) as agent:
-        preview = await agent.collector.prepare(Scope(request.scope), request.only)
+        preview = await agent.collector.prepare(Scope(request.scope), request.only, request.goal)
         if request.is_table:
             show_preview(request, agent, preview)
         window_s = offered_window_s(settings, preview)
@@ -408,7 +494,7 @@ async def _preview(request: CollectOptions, settings: Settings) -> ExitCode:
     from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
 
     async with open_previewer(settings) as previewer:
-        preview = await previewer.preview(Scope(request.scope), request.only)
+        preview = await previewer.preview(Scope(request.scope), request.only, request.goal)
     show_preview(request, previewer, preview)
     if not request.dry_run:
         note_dry_run()
@@ -416,8 +502,8 @@ async def _preview(request: CollectOptions, settings: Settings) -> ExitCode:
 
 
 def note_dry_run() -> None:
-    """Print a note that ``dry_run`` in the configuration prevented the removals."""
-    warn("nothing was removed: dry_run = true in the configuration")
+    """Print a note that ``dry_run`` in the configuration prevented the removals, and how to remove once."""
+    warn("nothing was removed: dry_run = true in the configuration; --no-dry-run removes, after a confirmation")
 
 
 def warn_of_pause(settings: Settings) -> None:
@@ -461,21 +547,51 @@ async def run_interruptibly(
 
 def confirm_removals(preview: Preview, undo_window_s: float) -> bool:
     """Prompt for confirmation of a preview, with its undo window; return whether the user confirmed."""
-    import typer  # noqa: PLC0415 - needed only for a confirmation
-
     if undo_window_s:
         window = format_duration(undo_window_s)
         say(f"Image space is freed after the undo window of {window}; now with --undo-window 0s (as root)")
+    elif any(each.kind is ItemKind.IMAGE for each in preview.removals):
+        say("Image space is freed at once; the removal of these images cannot be undone")
+    effect = f" ({effect_text(preview)})" if effect_text(preview) else ""
     if not preview.removals:
-        return typer.confirm("Remove unreferenced content through the runtime?", default=False)
-    return confirm_items(len(preview.removals))
+        return confirm(f"Remove unreferenced content through the runtime{effect}?")
+    counted = Counter(each.kind for each in preview.removals)
+    items = ", ".join(kind.counted(count) for kind, count in counted.items())
+    return confirm(f"Remove {items}{effect}?")
 
 
-def confirm_items(items: int) -> bool:
-    """Prompt for confirmation of the removal of listed items; return whether the user confirmed."""
-    import typer  # noqa: PLC0415 - needed only for a confirmation
+def effect_text(preview: Preview) -> str:
+    """Return the predicted effect of a preview: usage of imagefs before and after, and the freed bytes.
 
-    return typer.confirm(f"Remove these {items} items?", default=False)
+    The text is empty if no bytes are predicted.
+    """
+    if not preview.frees_bytes:
+        return ""
+    frees = f"frees {size(preview.frees_bytes, upper_bound=preview.is_upper_bound)}"
+    before, after = preview.snapshot.image_filesystem, preview.filesystem_after
+    if before is None or after is None:
+        return frees
+    bound = "\u2265" if preview.is_upper_bound else ""
+    return f"imagefs {before.used_percent}% -> {bound}{after.used_percent}%, {frees}"
+
+
+def confirm(question: str) -> bool:
+    """Ask a question on the terminal; return whether the answer is yes. No answer (Ctrl-D) is no.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, also on an event loop, whose own handler would wait for the answer.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input(f"{escape(question)} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        say("")
+        return False
+    except KeyboardInterrupt:
+        sys.stderr.write("\nnothing was removed\n")
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def show_preview(request: CollectOptions, agent: Previews, preview: Preview) -> None:
@@ -503,7 +619,9 @@ def show_report(request: CollectOptions, agent: Agent, report: PassReport, break
 
 
 def exit_code(report: PassReport) -> ExitCode:
-    """Return the exit code of a finished pass."""
+    """Return the exit code of a finished pass; only a signal to the command cancels its pass."""
+    if report.end is PassEnd.CANCELLED:
+        return ExitCode.INTERRUPTED
     return pass_exit_code(report.end, [each.outcome for each in report.results])
 
 
@@ -543,8 +661,8 @@ def _listed(preview: Preview) -> ExitCode:
 async def _collect_leaks(
     request: CollectOptions, settings: Settings, minimum_age_s: float, *, rooted: bool, include: Sequence[str]
 ) -> ExitCode:
-    only_list = request.dry_run or not request.yes
-    dry_run = only_list or settings.dry_run
+    only_list = bool(request.dry_run) or not request.yes
+    dry_run = only_list or (settings.dry_run and request.dry_run is None)
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         if not dry_run:
             await agent.recovery.run()

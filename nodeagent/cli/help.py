@@ -177,6 +177,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Show signals against eviction thresholds", "nodeagent pressure"),
         ("Watch the distance to thresholds and its trend", "nodeagent pressure --watch"),
     ),
+    "gc": (
+        ("Free 10 GiB now, after a confirmation", "nodeagent gc --free 10Gi"),
+        ("Preview the removals until imagefs is 70% full", "nodeagent gc --to 70% --dry-run"),
+        ("Remove once although dry_run = true", "nodeagent gc --no-dry-run"),
+    ),
     "gc images": (
         ("Preview the next pass of image GC", "nodeagent gc images --dry-run"),
         ("Remove unused images until imagefs is 60% full", "nodeagent gc images --high 61 --low 60"),

@@ -169,6 +169,10 @@ PlanOutputOption = Annotated[PlanOutput, typer.Option("--output", "-o", help="Ou
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", "-n", help="List the removals and their reasons; remove nothing")
 ]
+RunOption = Annotated[
+    bool | None,
+    typer.Option("--dry-run/--no-dry-run", "-n", help="Only list removals; --no-dry-run ignores dry_run = true"),
+]
 DirectOption = Annotated[bool, typer.Option("--direct", help="Read the node itself, not through the daemon")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Remove without confirmation")]
 KeptOption = Annotated[bool, typer.Option("--kept", "-k", help="List kept items too, each with its reason")]

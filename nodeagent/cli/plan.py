@@ -40,7 +40,7 @@ class ApplyOptions(Record):
 
     file: Path
     config: Path | None
-    dry_run: bool
+    dry_run: bool | None
     yes: bool
     output: str
     overrides: Mapping[str, str | int] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def apply_file(request: ApplyOptions) -> None:
 
 
 async def _apply(request: ApplyOptions, settings: Settings, saved: SavedPlan) -> ExitCode:
-    dry_run = request.dry_run or settings.dry_run
+    dry_run = settings.dry_run if request.dry_run is None else request.dry_run
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         preview, drift = await agent.collector.prepare_saved(saved)
         if dry_run:

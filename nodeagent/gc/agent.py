@@ -6,6 +6,7 @@ The daemon and the one-shot commands both call ``open_agent``, so their agents c
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -107,6 +108,10 @@ class Agent:
     shortfall_reported: bool = field(default=False, init=False)
     _reported_problem: str = field(default="", init=False)
     _reported_lists: str = field(default="", init=False)
+
+    def acting(self) -> Agent:
+        """Return this agent without ``dry_run``, for one pass that a user requests."""
+        return dataclasses.replace(self, dry_run=False, collector=replace(self.collector, dry_run=False))
 
     @property
     def role(self) -> Role:

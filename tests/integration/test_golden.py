@@ -74,6 +74,8 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "gc images wide": ("--dry-run", "-o", "wide"),
     "gc images high": ("--dry-run", "--high", "70"),
     "gc images unconfirmed": (),
+    "gc free": ("--free", "20Mi", "--dry-run"),
+    "gc to": ("--to", "70%", "--dry-run", "--kept"),
     "gc containers": ("--dry-run",),
     "gc all": ("--dry-run",),
     "gc all yes": ("--yes",),
@@ -121,7 +123,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
 """Arguments of each command by the name of its output, which starts with the command; they run in this order."""
 DOCUMENTS: Final = (
     *("status", "images", "images tree", "containers", "pods", "explain image", "explain pod", "du", "top", "pressure"),
-    *("history", "history details", "gc images", "gc containers", "gc all", "gc leaks", "evict"),
+    *("history", "history details", "gc free", "gc images", "gc containers", "gc all", "gc leaks", "evict"),
     *("gc undo list", "shutdown", "shutdown status", "doctor", "reload preview", "version", "config show effective"),
     *("plan diff", "apply", "hold add", "hold list", "report merge"),
 )

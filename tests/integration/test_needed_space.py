@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import random
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +155,33 @@ def test_pass_over_all_items_frees_the_predicted_bytes_and_no_image_too_many(nod
         assert before + freed(removed[:-1]) < capacity * (100 - low) // 100 + SLACK_BYTES
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_requested_space_is_freed_with_no_item_too_many_and_no_image_that_cannot_be_pulled_again_before_others(
+    node: PressedNode, seed: int
+) -> None:
+    store, dice = random_store(node, seed), random.Random(seed)
+    usage = os.statvfs(node.containerd.root)
+    capacity, before = usage.f_blocks * usage.f_frsize, node.available_bytes
+    wanted = before + dice.randint(1, 80 * 1024) * 1024
+    goal = ["--free", str(wanted - before)]
+    if dice.random() < 0.5:
+        percent = 100 - wanted * 100 // capacity
+        goal, wanted = ["--to", f"{percent}%"], capacity * (100 - percent) // 100
+    command = ("gc", *goal, "-o", "json", "--config", str(node.configure("")))
+    preview, report = (json.loads(nodeagent(*command, each).stdout) for each in ("--dry-run", "--yes"))
+    collect_garbage(node)
+    gained, removed = node.available_bytes - before, report["results"]
+    print(f"seed {seed}: {' '.join(goal)}, freed {freed(removed)}, measured {gained}, {len(removed)} items")
+    assert freed(removed) == pytest.approx(gained, abs=SLACK_BYTES)
+    assert (report["end"] == "shortfall") is (gained < wanted - before)
+    assert freed(removed[:-1]) < wanted - before + SLACK_BYTES
+    planned = [each["id"] for plan in preview["plans"] for each in plan["decisions"] if each["verdict"] == "remove"]
+    assert [each["id"] for each in removed] == planned[: len(removed)]
+    if not store.imported <= node.tags():
+        assert not node.tags() & (store.unused - store.imported)
+
+
 def collect_all(node: PressedNode, high: int, low: int) -> tuple[int, dict[str, Any]]:
     """Run ``gc all`` after a preview with the same removals; return the freed bytes and the report."""
     config, before = node.configure(""), node.available_bytes
@@ -160,11 +190,16 @@ def collect_all(node: PressedNode, high: int, low: int) -> tuple[int, dict[str, 
     report = json.loads(nodeagent(*command, "--yes").stdout)
     planned = [each["id"] for plan in preview["plans"] for each in plan["decisions"] if each["verdict"] == "remove"]
     assert [each["id"] for each in report["results"]] == planned
+    collect_garbage(node)
+    return node.available_bytes - before, report
+
+
+def collect_garbage(node: PressedNode) -> None:
+    """Run the garbage collection of containerd and wait for its end."""
     collect = f"needed-space-{time.monotonic_ns()}"
     node.containerd.ctr("leases", "create", "--id", collect)
-    node.containerd.ctr("leases", "delete", "--sync", collect)  # runs the garbage collection of containerd
+    node.containerd.ctr("leases", "delete", "--sync", collect)
     os.sync()
-    return node.available_bytes - before, report
 
 
 def test_one_of_eight_unused_images_is_removed_for_a_small_shortage(node: PressedNode) -> None:
@@ -205,3 +240,40 @@ def test_image_that_cannot_be_pulled_again_is_kept_in_a_shortage_that_it_cannot_
     node.containerd.fill(node.available_bytes - 100 * MIB)
     press(node, "imagefs.available", 120 * MIB)
     assert store.unused <= node.tags() if not pulled else not store.unused & node.tags()
+
+
+def answered(config: Path, answer: bytes) -> tuple[int, str]:
+    """Run ``nodeagent gc --free 1Mi`` on a terminal, answer its question; return the exit code and the screen."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "nodeagent", "gc", "--free", "1Mi", "--config", str(config)])
+    screen, sent = b"", False
+    with suppress(OSError):  # the end of the terminal
+        while read := os.read(terminal, 4096):
+            screen += read
+            if b"[y/N]" in screen and not sent:
+                os.write(terminal, answer)
+                sent = True
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), screen.decode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "text"),
+    [
+        (b"\x03", 130, "nothing was removed"),
+        (b"\x04", 0, "nothing was removed"),
+        (b"n\n", 0, "nothing was removed"),
+        (b"\n", 0, "nothing was removed"),
+        (b"yes\n", 0, "measured "),
+    ],
+    ids=["Ctrl-C", "Ctrl-D", "no", "empty", "yes"],
+)
+def test_answer_to_the_question_of_a_removal_decides_and_ctrl_c_ends_the_command_at_once(
+    node: PressedNode, answer: bytes, code: int, text: str
+) -> None:
+    store = Store(node)
+    store.add_image("registry.example.com/store/app:v1", images.blob("app", 4 * MIB), pulled=True)
+    ended, screen = answered(node.configure(""), answer)
+    assert (ended, text in screen) == (code, True), screen
+    assert (store.unused <= node.tags()) is (answer != b"yes\n")

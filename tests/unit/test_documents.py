@@ -42,9 +42,13 @@ def anchors(document: Path) -> set[str]:
 def unknown_part(words: list[str]) -> str:
     """Return the first word of a command line that is not a command or option; empty if all words are valid."""
     level: Any = typer.main.get_command(app)
-    options = {"--help", "--version"}
+    options, before = {"--help", "--version"}, ""
+    valued: set[str] = set()
     for word in words:
-        option = _OPTION.match(word)
+        if before in valued:  # the value of an option of a group
+            before = ""
+            continue
+        before, option = word, _OPTION.match(word)
         if option and option[0] not in options:
             return word
         if not option and hasattr(level, "commands"):
@@ -52,7 +56,8 @@ def unknown_part(words: list[str]) -> str:
             if not set(names) <= set(level.commands):
                 return "" if word.isupper() else word
             level = level.commands[names[0]]
-            options |= {name for each in level.params for name in each.opts}
+            options |= {name for each in level.params for name in (*each.opts, *each.secondary_opts)}
+            valued = {name for each in level.params if not getattr(each, "is_flag", True) for name in each.opts}
     return ""
 
 

@@ -14,9 +14,37 @@ from nodeagent.cli.listing import HOLDS, ListOptions
 
 gc_app = options.command_group(
     "Remove unused images, dead containers or leaks now.\n\nThe plan is printed and confirmed first; --dry-run only "
-    "prints it, --yes skips the confirmation.",
+    "prints it, --yes skips the confirmation.\n\nWithout a subcommand the command is 'gc all'. --free and --to set "
+    "the space to reach at any usage of imagefs: dead containers, sandboxes and logs are removed first, then unused "
+    "images, least recently used first, and no more than needed. The space is freed at once, without undo.",
     epilog=EPILOG,
 )
+
+
+@gc_app.callback(invoke_without_command=True)
+def gc(
+    context: typer.Context,
+    free: Annotated[
+        str, typer.Option("--free", metavar="SIZE", help="Free at least SIZE on imagefs, such as 10Gi")
+    ] = "",
+    to: Annotated[str, typer.Option("--to", metavar="PERCENT", help="Remove until imagefs is PERCENT full")] = "",
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
+    dry_run: options.RunOption = None,
+    yes: options.YesOption = False,
+    output: options.PlanOutputOption = options.PlanOutput.TABLE,
+    kept: options.KeptOption = False,
+) -> None:
+    """Remove what 'gc all' removes, or until the requested space is free."""
+    if context.invoked_subcommand is not None:
+        options.refuse_options_before_subcommand(context)
+        return
+    from nodeagent.cli.gc import CollectOptions, collect, space_goal  # noqa: PLC0415
+
+    goal = space_goal(free, to)
+    collect(CollectOptions("all", config, dry_run, yes, output.value, kept, options.at_endpoint(endpoint), goal=goal))
+
+
 plan_app = typer.Typer(cls=options.CommandGroup, rich_markup_mode=None)
 hold_app = options.command_group("Protect images from removal for a limited time.")
 
@@ -29,7 +57,7 @@ def _add_gc_command(scope: str, setting_options: Iterable[options.SettingOption]
     def run(
         config: options.ConfigOption = None,
         endpoint: options.EndpointOption = None,
-        dry_run: options.DryRunOption = False,
+        dry_run: options.RunOption = None,
         yes: options.YesOption = False,
         output: options.PlanOutputOption = options.PlanOutput.TABLE,
         kept: options.KeptOption = False,
@@ -51,7 +79,7 @@ def _add_gc_command(scope: str, setting_options: Iterable[options.SettingOption]
 def gc_images(
     config: options.ConfigOption = None,
     endpoint: options.EndpointOption = None,
-    dry_run: options.DryRunOption = False,
+    dry_run: options.RunOption = None,
     yes: options.YesOption = False,
     output: options.PlanOutputOption = options.PlanOutput.TABLE,
     kept: options.KeptOption = False,
@@ -94,7 +122,7 @@ _add_gc_command(
 def gc_leaks(
     config: options.ConfigOption = None,
     endpoint: options.EndpointOption = None,
-    dry_run: options.DryRunOption = False,
+    dry_run: options.RunOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete the listed leaks (default: only list)")] = False,
     output: options.PlanOutputOption = options.PlanOutput.TABLE,
     kept: options.KeptOption = False,
@@ -204,7 +232,7 @@ def apply(
     ],
     config: options.ConfigOption = None,
     endpoint: options.EndpointOption = None,
-    dry_run: options.DryRunOption = False,
+    dry_run: options.RunOption = None,
     yes: options.YesOption = False,
     output: options.OutputOption = options.Output.TABLE,
     *,

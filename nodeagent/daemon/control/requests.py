@@ -206,7 +206,12 @@ class RequestedPass:
     """One pass requested over the control API."""
 
     def __init__(
-        self, context: DaemonContext, breakdowns: asyncio.Lock, on_result: Callable[[outcomes.Result], None]
+        self,
+        context: DaemonContext,
+        breakdowns: asyncio.Lock,
+        on_result: Callable[[outcomes.Result], None],
+        *,
+        no_dry_run: bool = False,
     ) -> None:
         """Prepare a pass.
 
@@ -214,8 +219,10 @@ class RequestedPass:
             context: daemon context.
             breakdowns: lock that serialises measurements of filesystem usage.
             on_result: called with the result of each item.
+            no_dry_run: whether the pass removes although the agent runs with ``dry_run``.
         """
         self._context = context
+        self._no_dry_run = no_dry_run
         self._breakdowns = breakdowns
         self._on_result = on_result
         self._cancelled = False
@@ -236,7 +243,7 @@ class RequestedPass:
         """
         agent = require_agent(self._context)
         _refuse_disabled(scope, agent.settings)
-        preview = await agent.collector.prepare(scope)
+        preview = await self._acting(agent).collector.prepare(scope)
         report = await self._run(agent, preview, rounds=rounds, trigger="control")
         return await self._report(agent, report)
 
@@ -257,9 +264,12 @@ class RequestedPass:
             raise UsageError(f"plan: {refused}")
         agent = require_agent(self._context)
         _refuse_disabled(saved.scope, agent.settings)
-        preview, drift = await agent.collector.prepare_saved(saved)
+        preview, drift = await self._acting(agent).collector.prepare_saved(saved)
         report = await self._run(agent, preview, rounds=1, trigger="apply", plan_id=saved.id)
         return await self._report(agent, report, drift)
+
+    def _acting(self, agent: Agent) -> Agent:
+        return agent.acting() if self._no_dry_run else agent
 
     async def _report(self, agent: Agent, report: outcomes.PassReport, drift: Iterable[Drift] | None = None) -> Report:
         """Return a report, with the filesystem usage breakdown if the pass missed its target."""
@@ -274,10 +284,11 @@ class RequestedPass:
 
         ``agent`` is the agent of the daemon at the request; if a reload has replaced this agent, nothing is removed.
         """
+        acting = self._acting(agent)
         states = StateLog(self._context.logger, self._context.clock)
 
         def on_item(result: outcomes.Result) -> None:
-            log_result(states, result, dry_run=agent.dry_run)
+            log_result(states, result, dry_run=acting.dry_run)
             self._on_result(result)
 
         async with self._context.pass_lock.take() as stop:
@@ -293,7 +304,7 @@ class RequestedPass:
                 raise NodeAgentError("nothing was removed: the configuration changed during the request; retry")
             self._stop = stop
             try:
-                report = await agent.run(
+                report = await acting.run(
                     preview,
                     trigger=trigger,
                     stop=stop,

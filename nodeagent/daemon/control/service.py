@@ -451,7 +451,7 @@ class ControlService:
         def on_result(result: outcomes.Result) -> None:
             results.put_nowait(encode_line(ResultDocument.of_result(result)))
 
-        requested = RequestedPass(self._context, self._heavy, on_result)
+        requested = RequestedPass(self._context, self._heavy, on_result, no_dry_run=request.no_dry_run)
         work = asyncio.ensure_future(
             requested.apply_plan(request.plan)
             if request.plan

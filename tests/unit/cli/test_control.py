@@ -245,7 +245,9 @@ async def test_items_are_removed_only_after_confirmation(
     as_actor: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: bool
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda items: answer and items == 2)
+    monkeypatch.setattr(
+        "nodeagent.cli.gc.confirm", lambda question: answer and question.startswith("Remove 2 containers")
+    )
     code, out, _ = await say(capsys, "gc", "containers")
     assert (code, "removed 2 of 2" in out, len(as_actor.sim.containers)) == (0, answer, 0 if answer else 2)
 

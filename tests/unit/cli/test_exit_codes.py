@@ -203,7 +203,7 @@ async def test_pass_without_removals_needs_no_confirmation(
     node: Node, case: Case, route: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda items: items == case.removes)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm", lambda text: text.startswith(f"Remove {case.removes} image"))
     code, out, err = await say(capsys, "gc", "images", *route_options(route, node))
     assert (code, "CATEGORY" in out) == (case.code, case.code == 3), err
 

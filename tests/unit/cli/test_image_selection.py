@@ -90,7 +90,7 @@ async def test_selected_images_are_removed_only_after_confirmation(
 ) -> None:
     node.sim.fill_to(50)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda items: answer and items == 1)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm", lambda question: answer and question.startswith("Remove 1 image ("))
     code, _, err = await say(capsys, *words(node, *SELECTION))
     assert (code, names(node)) == (0, ALL - {OLD[1]} if answer else ALL), err
 
@@ -98,12 +98,12 @@ async def test_selected_images_are_removed_only_after_confirmation(
 async def test_image_pulled_during_the_confirmation_is_kept(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def confirm(_: int) -> bool:
+    def confirm(_: str) -> bool:
         node.sim.add_image(NEW, layers=[Layer("new", 1 << 20)], age_s=86_400)
         return True
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", confirm)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm", confirm)
     code, _, err = await say(capsys, *words(node, "--only", "*/old:*"))
     assert (code, names(node)) == (0, {USED, YOUNG, NEW}), err
 
@@ -146,7 +146,7 @@ async def test_member_may_preview_a_selection_but_not_remove_it(
     code, out, err = await say(capsys, "gc", "images", "--only", OLD[0], "--dry-run")
     assert (code, "Removes 1 of 5 images" in out) == (0, True), err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda _: True)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm", lambda _: True)
     for given in ((), ("--yes",)):
         code, _, err = await say(capsys, "gc", "images", "--only", OLD[0], *given)
         assert (code, "requires root" in err, names(node)) == (2, True, ALL), err

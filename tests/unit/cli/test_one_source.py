@@ -137,7 +137,7 @@ async def test_space_in_the_undo_window_is_freed_by_the_printed_command(
     for name in ("add_signal_handler", "remove_signal_handler"):  # possible only in the main thread
         monkeypatch.setattr(asyncio.SelectorEventLoop, name, lambda *_: None)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda items: print(f"PROMPT {items}") is None)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm", lambda question: print(f"PROMPT {question}") is None)
     async with serving(tmp_path, sim=sim, clock=sim.clock) as node:
         direct = ("--config", str(node.config))
         if route == "as a member":
@@ -145,7 +145,7 @@ async def test_space_in_the_undo_window_is_freed_by_the_printed_command(
             monkeypatch.setattr("nodeagent.config.paths.CONFIG_FILE", str(node.config))
             monkeypatch.setattr("os.geteuid", lambda: 4711)
         _, out, _ = await say(capsys, "gc", "images", *(direct if route == "without a daemon" else ()))
-        before_yes, removed = out.split("PROMPT 1\n")
+        before_yes, removed = re.split(r"PROMPT Remove 1 image \(imagefs 90% -> \d\d%, frees \S+ MiB\)\?\n", out)
         assert "freed after the undo window of 10m; now with --undo-window 0s" in before_yes
         until, command = re.findall(r"until (\S+);.*without a daemon: nodeagent (.*)\n", removed)[0]
         assert datetime.fromisoformat(until) == sim.now + timedelta(seconds=600)
@@ -297,11 +297,11 @@ class _Shown:
                 self._same(f"gc {name}", shown[name], getattr(plan, name))
             removed = f"{len(plan.removals)} of {len(plan.decisions)}" if plan.removals else "no"
             assert f"Removes {removed} {plan.kind}" in screen
-        lines = [each for each in screen.splitlines() if each.startswith("Shortfall")]
+        lines = [each for each in screen.splitlines() if each.startswith("Short of")]
         for line, plan in zip(lines, [each for each in preview.plans if each.shortfall_bytes], strict=True):
             limited = sum(each.reason.code in LIMITS for each in plan.decisions)
             rest = f"{limited} more kept by the limit per pass" if limited else "no other image may be removed"
-            expected = f"Shortfall to the low threshold: {format_bytes(plan.shortfall_bytes)}; {rest}"
+            expected = f"Short of the target by {format_bytes(plan.shortfall_bytes)}; {rest}"
             self._same("gc shortfall", line, expected)
 
     async def _explained(self, item_id: str) -> dict[str, Any]:

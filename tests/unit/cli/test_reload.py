@@ -223,7 +223,7 @@ async def test_removal_by_a_member_is_refused_during_reload_grace(
     node.peer[0] = MEMBER
     monkeypatch.setattr("os.geteuid", lambda: 4711)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda _: True)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm", lambda _: True)
     settings = node.context.settings
     node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
     node.context.renew.clear()
