@@ -221,7 +221,7 @@ async def _find_evictions(agent: Agent, earlier: Settings | None, partial: _Part
             pods = await pod_reader.read(with_disk=True)
     finally:
         await pod_reader.close()
-    over = pods_over_limits(pods.facts, settings.policy, layout.layout) if limits else ()
+    over = pods_over_limits(pods.facts, settings.policy) if limits else ()
     first = (
         first_victim(
             evaluation,

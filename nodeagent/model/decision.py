@@ -96,6 +96,12 @@ _USAGES: Final = {
     "low_inodes_percent": "uses {inodes_used_percent}% of its inodes, target {low_inodes_percent}%",
 }
 """Usage of a filesystem in a sentence, by the detail that is present if the resource is above its threshold."""
+_PARTS: Final = {
+    "writable_bytes": "writable layer {writable_bytes}",
+    "logs_bytes": "logs {logs_bytes}",
+    "unread": "not read: {unread}",
+}
+"""Parts of a usage in a sentence, by the detail that is present for the part."""
 _NO_DETAILS: Final[Mapping[str, Detail]] = MappingProxyType({})
 
 
@@ -115,6 +121,8 @@ class Reason(Record, gc=False):
         shown = {key: _shown(key, value) for key, value in self.details.items()}
         shown["on"] = f" {shown['filesystem']}" if "filesystem" in shown else ""  # on multi-imagefs nodes
         shown["usage"] = "; ".join(form.format_map(shown) for key, form in _USAGES.items() if key in shown)
+        parts = ", ".join(form.format_map(shown) for key, form in _PARTS.items() if key in shown)
+        shown["parts"] = f" ({parts})" if parts else ""
         return SENTENCES[self.code].format_map(shown)
 
 

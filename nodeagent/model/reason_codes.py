@@ -102,6 +102,7 @@ class ReasonCode(StrEnum):
     CONTAINER_OVER_STORAGE_LIMIT = "container-over-storage-limit"
     # pods: kept, since no pod is evicted in this pass
     NO_THRESHOLD_MET = "no-threshold-met"
+    STORAGE_LIMIT_UNCHECKED = "storage-limit-unchecked"
     GRACE_PERIOD_RUNNING = "grace-period-running"
     NO_NEW_READING = "no-new-reading"
     READING_REJECTED = "reading-rejected"
@@ -219,11 +220,12 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
         "node is low on {resource}: threshold {threshold} met, {reading}; first in eviction order: {measure}{note}"
     ),
     ReasonCode.EMPTY_DIR_OVER_LIMIT: "emptyDir {volume} uses {usage_bytes}, limit {limit_bytes}",
-    ReasonCode.POD_OVER_STORAGE_LIMIT: ("pod uses {usage_bytes} of local storage, limit {limit_bytes}"),
+    ReasonCode.POD_OVER_STORAGE_LIMIT: "pod uses {usage_bytes} of local storage{parts}, limit {limit_bytes}",
     ReasonCode.CONTAINER_OVER_STORAGE_LIMIT: (
-        "container {container} uses {usage_bytes} of local storage, limit {limit_bytes}"
+        "container {container} uses {usage_bytes} of local storage{parts}, limit {limit_bytes}"
     ),
     ReasonCode.NO_THRESHOLD_MET: "no eviction threshold met",
+    ReasonCode.STORAGE_LIMIT_UNCHECKED: "storage limit not checked, usage not read: {unread}",
     ReasonCode.GRACE_PERIOD_RUNNING: ("{threshold} met for {held_s}; grace period {grace_s}, {left_s} left"),
     ReasonCode.NO_NEW_READING: "{threshold} met, but no new reading since the last action",
     ReasonCode.READING_REJECTED: "{threshold}: reading rejected: {detail}",

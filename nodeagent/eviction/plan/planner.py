@@ -18,9 +18,9 @@ from nodeagent.eviction.plan.memory_model import is_cache_in_use
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
 from nodeagent.eviction.plan.ranking import (
     Eviction,
+    LimitCheck,
     RankedPod,
     RankingInput,
-    Violation,
     estimate_note,
     find_violation,
     format_reading,
@@ -29,6 +29,7 @@ from nodeagent.eviction.plan.ranking import (
     offenders,
     pressure_message,
     rank_pods,
+    unread_reason,
 )
 from nodeagent.eviction.plan.reclaim import ReclaimStep, reclaim_steps, shortage_of
 from nodeagent.eviction.plan.state import Evaluation, limit_reached
@@ -326,14 +327,14 @@ class _Planner:
         self._kept = {id(pod): reason for pod in self._pods if (reason := self._keep_reason(pod)) is not None}
         self._limits: list[Reason] = []
 
-    def pods_over_limits(self) -> list[tuple[pressure.PodFacts, Violation]]:
+    def pods_over_limits(self) -> list[tuple[pressure.PodFacts, LimitCheck]]:
         """Return the unprotected pods over their own storage limits, in eviction order."""
         if not self._policy.local_storage_isolation:
             return []
         found = [
             (pod, violation)
             for pod in self._pods
-            if id(pod) not in self._kept and (violation := find_violation(pod, self._layout)) is not None
+            if id(pod) not in self._kept and (violation := find_violation(pod)) is not None
         ]
         return sorted(found, key=lambda each: (each[0].priority.value or 0, -each[1].excess_bytes, each[0].uid))
 
@@ -386,7 +387,7 @@ class _Planner:
         """Return the plan for the selected threshold: reclaim steps, the eviction of a pod, or no action."""
         status = selected.status
         if status is None:
-            decisions = [self._keep(pod, selected.reason) for pod in self._pods]
+            decisions = [self._keep(pod, self._unread_reason(pod, selected) or selected.reason) for pod in self._pods]
             return EvictionPlan(self._plan(decisions, blocked=selected.blocked), waiting=selected.waiting)
         signal, other = status.threshold.signal, status.threshold.filesystem
         separate_logs = pressure.has_separate_logs(self._placement.others)
@@ -494,6 +495,11 @@ class _Planner:
             grace_s=effective_grace_s(status.threshold, ranked.pod, self._policy),
             message=pressure_message(status, ranked.resource, over_request),
         )
+
+    def _unread_reason(self, pod: pressure.PodFacts, selected: SelectedThreshold) -> Reason | None:
+        """Return the reason why a pod, without any met threshold, is not known to be within its storage limits."""
+        checks_limits = self._policy.local_storage_isolation and selected.reason.code is ReasonCode.NO_THRESHOLD_MET
+        return unread_reason(pod) if checks_limits else None
 
     def _not_there_reason(self, pod: pressure.PodFacts, status: ThresholdStatus) -> Reason | None:
         return not_there_reason(pod, status.threshold, self._layout, self._placement.others)

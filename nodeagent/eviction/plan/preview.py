@@ -30,14 +30,12 @@ class PreviewedEviction(Record):
     reason: Reason
 
 
-def pods_over_limits(
-    pods: Sequence[PodFacts], policy: EvictionPolicy, layout: FilesystemLayout
-) -> tuple[PreviewedEviction, ...]:
+def pods_over_limits(pods: Sequence[PodFacts], policy: EvictionPolicy) -> tuple[PreviewedEviction, ...]:
     """Return the unprotected pods over their own storage limits, ordered by namespace, name and UID."""
     protection = Protection(pods, policy)
     found = []
     for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.uid)):
-        violation = find_violation(pod, layout)
+        violation = find_violation(pod)
         if violation is not None and protection.keep_reason(pod) is None:
             found.append(PreviewedEviction(pod.uid, pod.namespace, pod.name, violation.reason))
     return tuple(found)

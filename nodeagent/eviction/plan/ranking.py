@@ -5,7 +5,7 @@ The kubelet monitors only the first image filesystem and attributes all writable
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -395,73 +395,107 @@ class StorageLimit(StrEnum):
     POD = "ephemeralpodfs.limit"
     CONTAINER = "ephemeralcontainerfs.limit"
 
+    @property
+    def noun(self) -> str:
+        """The limited object, before its name."""
+        return {StorageLimit.EMPTY_DIR: "emptyDir ", StorageLimit.CONTAINER: "container "}.get(self, "the pod")
 
-class Violation(NamedTuple):
-    """Storage limit exceeded by a pod, with usage and limit.
+
+class LimitCheck(NamedTuple):
+    """Measured usage beside a storage limit.
 
     Attributes:
         name: name of the emptyDir volume or container; empty for the limit of the pod.
+        parts: usage in bytes by part; ``None`` for a part that was not read.
         limit_text: the limit as written in the definition of the pod, for display.
     """
 
     limit: StorageLimit
     name: str
-    usage_bytes: int
+    parts: Mapping[str, int | None]
     limit_bytes: int
     limit_text: str = ""
 
     @property
+    def usage_bytes(self) -> int:
+        """Usage of the parts that were read, in bytes: a lower bound if a part was not read."""
+        return sum(each for each in self.parts.values() if each is not None)
+
+    @property
     def excess_bytes(self) -> int:
-        """Usage above the limit, in bytes."""
+        """Usage above the limit, in bytes; negative below the limit."""
         return self.usage_bytes - self.limit_bytes
 
     @property
+    def unread(self) -> tuple[str, ...]:
+        """Names of the parts that were not read."""
+        return tuple(name for name, used_bytes in self.parts.items() if used_bytes is None)
+
+    @property
     def reason(self) -> Reason:
-        """The reason to evict the pod."""
-        numbers = {"usage_bytes": self.usage_bytes, "limit_bytes": self.limit_bytes}
+        """The reason to evict the pod if the limit is exceeded."""
+        numbers: dict[str, Detail] = {"usage_bytes": self.usage_bytes, "limit_bytes": self.limit_bytes}
         if self.limit is StorageLimit.EMPTY_DIR:
             return Reason(ReasonCode.EMPTY_DIR_OVER_LIMIT, {"volume": self.name, **numbers})
+        if self.unread:
+            numbers["unread"] = self.unread
         if self.limit is StorageLimit.POD:
             return Reason(ReasonCode.POD_OVER_STORAGE_LIMIT, numbers)
-        return Reason(ReasonCode.CONTAINER_OVER_STORAGE_LIMIT, {"container": self.name, **numbers})
+        keys = {_LAYER: "writable_bytes", _LOGS: "logs_bytes"}
+        parts = {keys[name]: used_bytes for name, used_bytes in self.parts.items() if used_bytes is not None}
+        return Reason(ReasonCode.CONTAINER_OVER_STORAGE_LIMIT, {"container": self.name, **numbers, **parts})
 
 
-def find_violation(pod: pressure.PodFacts, layout: pressure.FilesystemLayout) -> Violation | None:
-    """Return the first storage limit below a pod's usage; ``None`` if no limit is exceeded or the usage is unknown.
+_LAYER: Final = "writable layer"
+_LOGS: Final = "logs"
 
-    Limits are checked in this order: emptyDir volumes, the pod, containers. The writable layer of a container counts
-    only if it is on the filesystem of the container's logs.
+
+def find_violation(pod: pressure.PodFacts) -> LimitCheck | None:
+    """Return the first storage limit below a pod's usage; ``None`` if no limit is known to be exceeded.
+
+    Limits are checked in this order: emptyDir volumes, the pod, running containers. Unlike in the kubelet, the writable
+    layer of a container counts on any filesystem, and the limits of init containers are checked too: a limit means the
+    same on every node. Layers of earlier instances of a container do not count, since restarts would accumulate usage
+    that the container cannot remove.
 
     Source: kubelet ``localStorageEviction``: ``emptyDirLimitEviction``, ``podEphemeralStorageLimitEviction``,
     ``containerEphemeralStorageLimitEviction``.
     """
-    return next((each for each in _candidates(pod, layout) if each.usage_bytes > each.limit_bytes > 0), None)
+    return next((each for each in _limit_checks(pod) if each.excess_bytes > 0), None)
 
 
 def has_limit(pod: pressure.PodFacts) -> bool:
     """Return whether a pod has a storage limit: of the pod, of a container or of an emptyDir volume."""
-    return bool(
-        pod.ephemeral_limit_bytes
-        or any(each.limit_bytes for each in pod.empty_dirs)
-        or any(each.ephemeral_limit_bytes for each in pod.containers)
-    )
+    return any(True for _ in _limit_checks(pod))
 
 
-def _candidates(pod: pressure.PodFacts, layout: pressure.FilesystemLayout) -> Iterator[Violation]:
+def unread_reason(pod: pressure.PodFacts) -> Reason | None:
+    """Return the reason why a pod is not known to be within its storage limits, unread usage; ``None`` if it is."""
+    unread = tuple(f"{part} of {each.limit.noun}{each.name}" for each in _limit_checks(pod) for part in each.unread)
+    return Reason(ReasonCode.STORAGE_LIMIT_UNCHECKED, {"unread": unread}) if unread else None
+
+
+def _limit_checks(pod: pressure.PodFacts) -> Iterator[LimitCheck]:
+    """Yield the usage beside each limit of a pod; a limit of 0 is no limit."""
     for volume in pod.empty_dirs:
-        if volume.used_bytes is not None and volume.limit_bytes:
-            limit_bytes, limit_text = volume.limit_bytes, volume.limit_text
-            yield Violation(StorageLimit.EMPTY_DIR, volume.name, volume.used_bytes, limit_bytes, limit_text)
-    if pod.usage is not None and pod.usage.ephemeral_bytes is not None and pod.ephemeral_limit_bytes:
-        limit_bytes, limit_text = pod.ephemeral_limit_bytes, pod.ephemeral_limit_text
-        yield Violation(StorageLimit.POD, "", pod.usage.ephemeral_bytes, limit_bytes, limit_text)
+        if volume.limit_bytes:
+            parts = {"files": volume.used_bytes}
+            yield LimitCheck(StorageLimit.EMPTY_DIR, volume.name, parts, volume.limit_bytes, volume.limit_text)
+    if pod.ephemeral_limit_bytes:
+        parts = _pod_parts(pod.usage or pressure.PodUsage())
+        yield LimitCheck(StorageLimit.POD, "", parts, pod.ephemeral_limit_bytes, pod.ephemeral_limit_text)
     for container in pod.containers:
         if container.ephemeral_limit_bytes:
-            usage_bytes = container.logs_bytes or 0
-            if layout is pressure.FilesystemLayout.SINGLE:
-                usage_bytes += container.writable_bytes or 0
             limit_bytes, limit_text = container.ephemeral_limit_bytes, container.ephemeral_limit_text
-            yield Violation(StorageLimit.CONTAINER, container.name, usage_bytes, limit_bytes, limit_text)
+            parts = {_LAYER: container.writable_bytes, _LOGS: container.logs_bytes}
+            yield LimitCheck(StorageLimit.CONTAINER, container.name, parts, limit_bytes, limit_text)
+
+
+def _pod_parts(usage: pressure.PodUsage) -> dict[str, int | None]:
+    """Return the measured total, and ``None`` for each part that the total lacks."""
+    parts = {"writable layers": usage.writable, "logs": usage.logs, "volumes": usage.volumes}
+    unread = {name: None for name, part in parts.items() if part.used_bytes is None}
+    return unread | ({} if usage.ephemeral_bytes is None else {"total": usage.ephemeral_bytes})
 
 
 class Offender(NamedTuple):
@@ -532,7 +566,7 @@ def pressure_message(status: ThresholdStatus, resource: pressure.Resource, over:
     return "".join(parts)
 
 
-def limit_message(violation: Violation) -> str:
+def limit_message(violation: LimitCheck) -> str:
     """Return the status message of a pod evicted for its own storage limit, with the kubelet's trailing space.
 
     Source: kubelet ``localStorageEviction``.

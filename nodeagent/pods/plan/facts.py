@@ -661,6 +661,8 @@ class _Merger:
 
     def _containers(self, reading: PodReading) -> Iterator[pressure.ContainerFacts]:
         specs = {each.name: each for spec in self._defined for each in spec.containers}
+        # A container without a log directory has no logs, if the log directory of the pod was read completely.
+        no_logs = None if reading.logs is None or reading.logs.is_lower_bound else 0
         for container in reversed(self._pod.running):
             spec = specs.get(container.name)
             request = self._requests.get(container.id, pressure.UNKNOWN).value
@@ -669,9 +671,9 @@ class _Merger:
                 memory_bytes=reading.container_memory_bytes.get(container.id),
                 memory_request_bytes=request if spec is None else spec.memory_request_bytes,
                 writable_bytes=reading.container_writable_bytes.get(container.id),
-                logs_bytes=reading.container_logs_bytes.get(container.name),
+                logs_bytes=reading.container_logs_bytes.get(container.name, no_logs),
                 ephemeral_request_bytes=None if spec is None else spec.ephemeral_request_bytes,
-                ephemeral_limit_bytes=None if spec is None or spec.init else spec.ephemeral_limit_bytes,
+                ephemeral_limit_bytes=None if spec is None else spec.ephemeral_limit_bytes,
                 memory_request_text="" if spec is None else spec.memory_request_text,
                 ephemeral_request_text="" if spec is None else spec.ephemeral_request_text,
                 ephemeral_limit_text="" if spec is None else spec.ephemeral_limit_text,

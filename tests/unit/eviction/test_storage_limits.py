@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -56,6 +57,25 @@ async def test_pod_over_its_storage_limit_is_evicted_without_pressure() -> None:
 def over_limit(name: str, **fields: Any) -> PodFacts:
     """Return a pod with 20 bytes in an emptyDir volume with a limit of 10 bytes."""
     return pod(name, memory=1, empty_dirs=(EmptyDirFacts("tmp", 20, 10),), **fields)
+
+
+@pytest.mark.difference("limit-interval")
+async def test_usage_is_measured_once_a_minute_while_a_pod_has_a_limit() -> None:
+    node = Node(pods=(pod("within", empty_dirs=(EmptyDirFacts("tmp", 9, 10),)),))
+    measured_s = []
+
+    async def read_pods(with_disk: bool) -> PodInventory:
+        if with_disk:
+            measured_s.append(node.clock.seconds)
+        return await Node.read_pods(node, with_disk)
+
+    node.read_pods = read_pods  # type: ignore[method-assign]
+    loop = node.loop()
+    while node.clock.seconds < 300:
+        await run_pass(node, loop)
+        node.clock.seconds += 1
+    assert {round(later - earlier) for earlier, later in pairwise(measured_s)} <= {60, 61}
+    assert len(measured_s) == 5
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from nodeagent.eviction.plan.ranking import find_violation, rank_pods
 from nodeagent.eviction.plan.reclaim import reclaim_steps
 from nodeagent.eviction.plan.state import EvictionState, evaluate
 from nodeagent.eviction.plan.thresholds import MEANINGS, Amount, Threshold, Unit
-from nodeagent.model.decision import Verdict
+from nodeagent.model.decision import ReasonCode, Verdict
 from nodeagent.model.pods import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.model.pressure import (
     UNKNOWN,
+    ContainerFacts,
     EmptyDirFacts,
     Fact,
     FactSource,
@@ -80,6 +81,8 @@ FLAWS: tuple[dict[str, Any], ...] = (
     {"usage": PodUsage()},
     {"usage": PodUsage(memory_bytes=3, writable=Footprint(2, 2), ephemeral_bytes=4), "ephemeral_limit_bytes": 3},
     *[{"empty_dirs": (EmptyDirFacts("tmp", 5, 4),)}] * 3,
+    {"containers": (ContainerFacts("app", writable_bytes=2, logs_bytes=3, ephemeral_limit_bytes=4),)},
+    {"containers": (ContainerFacts("app", logs_bytes=3, ephemeral_limit_bytes=4),)},
     {"empty_dirs": (EmptyDirFacts("tmp", 4, 4),)},
     {"lifecycle": PodLifecycle.ENDING},
     {"lifecycle": PodLifecycle.FINISHED},
@@ -208,6 +211,49 @@ def test_plan_has_one_decision_per_pod_and_at_most_one_victim(
         assert made.victim.message.endswith(" ")
 
 
+amounts = st.none() | small
+limited_containers = st.builds(
+    ContainerFacts, st.just("app"), writable_bytes=amounts, logs_bytes=amounts, ephemeral_limit_bytes=amounts
+)
+limited_volumes = st.builds(EmptyDirFacts, st.just("tmp"), amounts, amounts)
+limited_pods = st.builds(
+    lambda listed, containers, volumes, limit_bytes: tuple(
+        replace(each, containers=containers, empty_dirs=volumes, ephemeral_limit_bytes=limit_bytes) for each in listed
+    ),
+    pods(),
+    st.lists(limited_containers, max_size=3).map(tuple),
+    st.lists(limited_volumes, max_size=2).map(tuple),
+    amounts,
+)
+
+
+def measured_above_a_limit(pod: PodFacts) -> bool:
+    """Return whether the measured usage of a pod, a container or a volume is above its limit, by a separate formula."""
+    total = 0 if pod.usage is None else pod.usage.ephemeral_bytes or 0
+    pairs = [(total, pod.ephemeral_limit_bytes), *((each.used_bytes or 0, each.limit_bytes) for each in pod.empty_dirs)]
+    pairs += [
+        ((each.writable_bytes or 0) + (each.logs_bytes or 0), each.ephemeral_limit_bytes) for each in pod.containers
+    ]
+    return any(limit_bytes and used_bytes > limit_bytes for used_bytes, limit_bytes in pairs)
+
+
+@pytest.mark.difference("layer-limits")
+@EXAMPLES
+@given(limited_pods)
+def test_storage_limits_do_not_depend_on_the_layout_and_evict_only_for_measured_usage(
+    listed: tuple[PodFacts, ...],
+) -> None:
+    calm = evaluate(EMPTY_STATE, (), (), EvictionPolicy(), now=at(0))
+    plans = [plan(calm, listed, EvictionPolicy(), layout, EVERY_STEP) for layout in FilesystemLayout]
+    assert plans.count(plans[0]) == len(plans)
+    over = {each.uid for each in listed if measured_above_a_limit(each)}
+    unlimited = {each.id for each in plans[0].plan.decisions if each.reason.code is ReasonCode.NO_THRESHOLD_MET}
+    if plans[0].victim is None:
+        assert not over & unlimited
+    else:
+        assert plans[0].victim.pod.uid in over
+
+
 @EXAMPLES
 @given(evaluations(), pods(), policies, layouts, reclaims)
 def test_no_pod_is_evicted_without_a_threshold_or_limit(
@@ -216,7 +262,7 @@ def test_no_pod_is_evicted_without_a_threshold_or_limit(
     made = plan(found, listed, policy, layout, reclaimed)
     if made.victim and made.victim.status is None:
         assert policy.local_storage_isolation
-        assert find_violation(made.victim.pod, layout)
+        assert find_violation(made.victim.pod)
         return
     if made.victim or made.reclaim:
         assert made.selected is not None

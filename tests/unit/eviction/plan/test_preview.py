@@ -23,7 +23,7 @@ def test_pods_over_their_limits_are_listed_in_order_without_protected_ones() -> 
         pod("system", namespace="kube-system", **over),
         pod("static", static=known(value=True), **over),
     ]
-    found = pods_over_limits(pods, POLICY, SINGLE)
+    found = pods_over_limits(pods, POLICY)
     assert [each.name for each in found] == ["a", "b"]
     assert found[0].reason.code.value == "pod-over-storage-limit"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.model.pods import CRITICAL_PRIORITY, EmptyDirSpec, PodReading, PodSpec
-from nodeagent.model.pressure import UNKNOWN, EmptyDirFacts, Fact, PodLifecycle, QosClass
+from nodeagent.model.pressure import UNKNOWN, EmptyDirFacts, Fact, Footprint, PodLifecycle, QosClass
 from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
 from tests.unit.builders import MIB
@@ -129,18 +129,29 @@ def test_malformed_manifest_keeps_its_pod() -> None:
     )
 
 
-def test_storage_limit_counts_for_main_containers_only() -> None:
+def test_storage_limits_of_main_and_init_containers_are_known() -> None:
     listed = (
         container_spec("c0", ephemeral_limit=1),
         replace(container_spec("c1", ephemeral_limit=2), init=True),
         replace(container_spec("c2", ephemeral_limit=3), init=True, sidecar=True),
+        container_spec("c3"),
     )
-    facts = merged(runtime_pod(traits(), traits(), traits()), kubelet=[spec(priority=0, containers=listed)])
-    assert [(each.name, each.ephemeral_limit_bytes) for each in facts.containers] == [
-        ("c0", MIB),
-        ("c1", None),
-        ("c2", None),
-    ]
+    pod = runtime_pod(traits(), traits(), traits(), traits(), traits())
+    facts = merged(pod, kubelet=[spec(priority=0, containers=listed)])
+    limits = {"c0": MIB, "c1": 2 * MIB, "c2": 3 * MIB, "c3": 0, "c4": None}
+    assert {each.name: each.ephemeral_limit_bytes for each in facts.containers} == limits
+
+
+@pytest.mark.parametrize(
+    ("logs", "logs_bytes"),
+    [(None, None), (Footprint(0, 0, is_lower_bound=True), None), (Footprint(0, 0), 0)],
+    ids=["not read", "incomplete", "read"],
+)
+def test_container_without_log_directory_has_no_logs_if_the_directory_of_the_pod_was_read(
+    logs: Footprint | None, logs_bytes: int | None
+) -> None:
+    facts = merged(runtime_pod(traits()), reading=PodReading(logs=logs))
+    assert [each.logs_bytes for each in facts.containers] == [logs_bytes]
 
 
 def test_uid_listed_twice_is_contradictory() -> None:
