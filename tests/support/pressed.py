@@ -50,6 +50,7 @@ class PressedNode:
         nodefs: directory used as the kubelet's root, which determines nodefs; ``None`` for the machine's own disk.
         container_gc: additional lines of the table ``container_gc`` of the configuration.
         runtime: additional lines of the table ``runtime`` of the configuration.
+        kubelet: additional lines of the table ``kubelet`` of the configuration.
     """
 
     containerd: Containerd
@@ -57,6 +58,7 @@ class PressedNode:
     nodefs: Path | None = None
     container_gc: str = ""
     runtime: str = ""
+    kubelet: str = ""
     pods: Pods = field(init=False)
     created: dict[str, Pod] = field(default_factory=dict)
 
@@ -194,6 +196,7 @@ container_log_root = {json.dumps(str(self.directory / "links"))}
 {self.container_gc}
 [kubelet]
 manifests = ""
+{self.kubelet}
 [shutdown]
 enabled = "off"
 [state]
