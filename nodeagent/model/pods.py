@@ -284,12 +284,13 @@ class PodReading(Record):
     Attributes:
         container_memory_bytes: working set by container id.
         writable: usage of the writable layers of all containers.
-        container_writable_bytes: size of the writable layer by container id.
+        container_writable_bytes: size of the writable layer by id of a running container, for layers without a copy of
+            the image.
         logs: usage of the logs of all containers.
         container_logs_bytes: size of the logs by container name.
         volumes: usage of emptyDirs on disk and of other volumes on the node's own filesystem.
         empty_dir_bytes: usage of emptyDirs by volume name, in-memory volumes included.
-        ephemeral_bytes: usage that counts against the pod's storage limit.
+        ephemeral_bytes: usage that counts against the pod's storage limit, without parts that were not read.
         layers: the writable layers of all running and reported containers.
         memory_volumes_bytes: part of ``memory_bytes`` in memory volumes.
         memory_cache_bytes: part of ``memory_bytes`` in active page cache and reclaimable slab.

@@ -334,6 +334,7 @@ class ContainerFacts(Record):
     """Facts of one running container.
 
     Attributes:
+        writable_bytes: size of the writable layer; ``None`` if unknown, or if the layer has a copy of the image.
         memory_request_bytes: memory request; 0 for no request, ``None`` if unknown.
         ephemeral_request_bytes: ephemeral storage request; 0 for no request, ``None`` if unknown.
         ephemeral_limit_bytes: ephemeral storage limit; ``None`` or 0 for no limit or an unknown limit.

@@ -603,6 +603,10 @@ def replace_layers(
     return found, frozenset(lower_bounds)
 
 
+_COPIES: Final = frozenset({"native", "blockfile"})
+"""Snapshotters whose writable layers contain a copy of the image. Source: containerd."""
+
+
 def with_stats(
     reading: PodReading,
     pod: RuntimePod,
@@ -616,7 +620,8 @@ def with_stats(
     Where the kernel reports memory, an unreadable cgroup makes a pod's usage unknown even if the runtime reports
     memory statistics: otherwise a dry run, which reads statistics, would select a pod that the daemon does not evict.
 
-    The layer of an exited container counts if the runtime reports the layer.
+    The layer of an exited container counts if the runtime reports the layer. The bytes that a container wrote to a
+    layer with a copy of the image are unknown: its limits must not count the image.
     """
     reported = {each.id: stats[each.id] for each in pod.containers if each.id in stats}
     layers = {key: each.writable_bytes for key, each in reported.items() if each.writable_bytes is not None}
@@ -635,7 +640,11 @@ def with_stats(
         memory_bytes=memory_bytes,
         container_memory_bytes=memory,
         writable=Footprint(sum(layers.values()), sum(inodes), is_lower_bound) if complete else None,
-        container_writable_bytes=layers,
+        container_writable_bytes={
+            each.id: layers[each.id]
+            for each in pod.running
+            if each.id in layers and (each.id not in pod.traits or pod.traits[each.id].snapshotter not in _COPIES)
+        },
     )
 
 
@@ -675,7 +684,8 @@ def with_disk_usage(reading: PodReading, disk: PodDisk | None) -> PodReading:
             writable.is_lower_bound,
         )
         reading = replace(reading, writable=both, layers=(*reading.layers, files))
-    parts = [each.used_bytes for each in (reading.writable, disk.log_tree, disk.volumes) if each is not None]
+    parts = [each.used_bytes for each in (disk.log_tree, disk.volumes, files and files.used) if each is not None]
+    parts += reading.container_writable_bytes.values()
     return replace(
         reading,
         logs=disk.logs,

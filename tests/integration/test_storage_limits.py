@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support import images
 from tests.support.certificates import Authority
 from tests.support.command import nodeagent
 from tests.support.containerd import LoopFs
@@ -62,6 +64,29 @@ def definition(pod: Pod, *, containers: list[dict[str, Any]], **spec: Any) -> di
     }
 
 
+NATIVE = """
+[plugins."io.containerd.cri.v1.images".runtime_platforms.copying]
+  platform = "linux/amd64"
+  snapshotter = "native"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.copying]
+  runtime_type = "io.containerd.runc.v2"
+  snapshotter = "native"
+"""
+
+
+@contextmanager
+def listed_by_kubelet(node: LimitedNode) -> Iterator[LimitedNode]:
+    """Serve the pods of the node by a kubelet API until the end of the block."""
+    node.import_images()
+    authority = Authority(node.directory / "certificates")
+    authority.issue("kubelet")
+    node.answer = Answer()
+    with kubelet(node.answer, authority.server_context("kubelet")) as url:
+        access = {"url": url, "ca_file": str(authority.ca_file), "server_name": "localhost"}
+        node.kubelet = "\n".join(f"{key} = {json.dumps(value)}" for key, value in access.items())
+        yield node
+
+
 @pytest.fixture(params=["dedicated-imagefs", "single"])
 def node(
     request: pytest.FixtureRequest, containerd_factory: ContainerdFactory, containerd_version: str, tmp_path: Path
@@ -72,13 +97,7 @@ def node(
         if containerd_version != "host":
             pytest.skip("mounts are not shared with a containerd in its own mount namespace")
         made.with_single_filesystem()
-    made.import_images()
-    authority = Authority(tmp_path / "certificates")
-    authority.issue("kubelet")
-    made.answer = Answer()
-    with kubelet(made.answer, authority.server_context("kubelet")) as url:
-        access = {"url": url, "ca_file": str(authority.ca_file), "server_name": "localhost"}
-        made.kubelet = "\n".join(f"{key} = {json.dumps(value)}" for key, value in access.items())
+    with listed_by_kubelet(made):
         yield made
 
 
@@ -119,3 +138,20 @@ def test_limits_of_init_containers_and_of_logs_are_previewed(node: LimitedNode) 
     volume = {"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}}
     node.list_pods(definition(pod, containers=[app], volumes=[volume]))
     assert node.reasons()["a"]["details"] == {"unread": ["files of emptyDir cache"]}
+
+
+@pytest.mark.containerd("2.1")
+@pytest.mark.difference("image-copies")
+def test_pod_is_not_evicted_for_the_size_of_its_image_in_its_layer(
+    containerd_factory: ContainerdFactory, tmp_path: Path
+) -> None:
+    made = LimitedNode(containerd_factory(imagefs=LoopFs(500), config=NATIVE), tmp_path)
+    large = images.image("limited.test/large:v1", layers=[images.blob("large", 30 * MIB)])
+    made.containerd.import_images(images.write_oci(tmp_path / "large.tar", large), into="native")
+    with listed_by_kubelet(made):
+        pod = made.run_pod("a", "true", image=large.tags[0], runtime_handler="copying")
+        for others in ([ROOMY], []):
+            made.list_pods(definition(pod, containers=[main_container("20Mi"), *others]))
+            reason = made.reasons()["a"]
+            assert reason["code"] == "storage-limit-unchecked"
+            assert "writable layer of container main" in reason["details"]["unread"]

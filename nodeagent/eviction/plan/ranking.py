@@ -482,7 +482,7 @@ def _limit_checks(pod: pressure.PodFacts) -> Iterator[LimitCheck]:
             parts = {"files": volume.used_bytes}
             yield LimitCheck(StorageLimit.EMPTY_DIR, volume.name, parts, volume.limit_bytes, volume.limit_text)
     if pod.ephemeral_limit_bytes:
-        parts = _pod_parts(pod.usage or pressure.PodUsage())
+        parts = _pod_parts(pod)
         yield LimitCheck(StorageLimit.POD, "", parts, pod.ephemeral_limit_bytes, pod.ephemeral_limit_text)
     for container in pod.containers:
         if container.ephemeral_limit_bytes:
@@ -491,11 +491,16 @@ def _limit_checks(pod: pressure.PodFacts) -> Iterator[LimitCheck]:
             yield LimitCheck(StorageLimit.CONTAINER, container.name, parts, limit_bytes, limit_text)
 
 
-def _pod_parts(usage: pressure.PodUsage) -> dict[str, int | None]:
+def _pod_parts(pod: pressure.PodFacts) -> dict[str, int | None]:
     """Return the measured total, and ``None`` for each part that the total lacks."""
-    parts = {"writable layers": usage.writable, "logs": usage.logs, "volumes": usage.volumes}
-    unread = {name: None for name, part in parts.items() if part.used_bytes is None}
-    return unread | ({} if usage.ephemeral_bytes is None else {"total": usage.ephemeral_bytes})
+    usage = pod.usage or pressure.PodUsage()
+    lacks = {
+        "writable layers": any(each.writable_bytes is None for each in pod.containers),
+        "logs": usage.logs.used_bytes is None,
+        "volumes": usage.volumes.used_bytes is None,
+    }
+    parts: dict[str, int | None] = {name: None for name, is_unread in lacks.items() if is_unread}
+    return parts if usage.ephemeral_bytes is None else {**parts, "total": usage.ephemeral_bytes}
 
 
 class Offender(NamedTuple):

@@ -11,11 +11,12 @@ import pytest
 
 from nodeagent.host.disk_usage import Tree
 from nodeagent.host.pod_disk import PodDisk, PodDiskWalk
-from nodeagent.model.pods import PodReading, RuntimePod
+from nodeagent.model.pods import ContainerTraits, PodReading, RuntimePod
 from nodeagent.model.pressure import Footprint, LayerUsage
 from nodeagent.model.runtime import Sandbox
-from nodeagent.pods.usage import PodDiskReader, replace_layers, with_disk_usage
+from nodeagent.pods.usage import PodDiskReader, replace_layers, with_disk_usage, with_stats
 from nodeagent.runtime.cri import ContainerUsage
+from tests.unit.pods.plan.pod_cases import runtime_pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,6 +105,22 @@ def test_files_of_a_sandbox_count_like_a_writable_layer_and_unknown_layers_remai
     files = LayerUsage(Footprint(100, 2), 7, "")
     found = with_disk_usage(PodReading(writable=writable), PodDisk(sandbox_files=files))
     assert (found.writable, found.layers) == (expected, (files,) if expected else ())
+
+
+@pytest.mark.difference("image-copies")
+@pytest.mark.parametrize(
+    ("snapshotter", "written"), [("overlayfs", 9), ("", 9), ("btrfs", 9), ("native", None), ("blockfile", None)]
+)
+def test_layer_with_a_copy_of_the_image_counts_for_the_ranking_and_not_for_storage_limits(
+    snapshotter: str, written: int | None
+) -> None:
+    pod = runtime_pod(ContainerTraits(snapshotter=snapshotter))
+    (container,) = pod.containers
+    stats = {container.id: ContainerUsage(container.id, writable_bytes=9, writable_inodes=2)}
+    found = with_stats(PodReading(), pod, stats, fill_memory=False)
+    assert (found.writable, found.container_writable_bytes.get(container.id)) == (Footprint(9, 2), written)
+    disk = PodDisk(Footprint(3), Footprint(3), {}, Footprint(4))
+    assert with_disk_usage(found, disk).ephemeral_bytes == 7 + (written or 0)
 
 
 @pytest.mark.parametrize(

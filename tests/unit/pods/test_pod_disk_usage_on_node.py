@@ -29,14 +29,14 @@ async def test_disk_usage_is_measured_on_request(node: Node) -> None:
     facts = facts_of(await reader.read(with_disk=True), "web")
     assert facts.usage is not None
     logs, cache = log.stat().st_blocks * 512, data.stat().st_blocks * 512
-    writable = 4 * MIB + 2 * 20480
-    assert facts.usage.writable == Footprint(writable, 16)
+    app_bytes, old_bytes = 3 * MIB + 20480, MIB + 20480
+    assert facts.usage.writable == Footprint(app_bytes + old_bytes, 16)
     assert facts.usage.logs == Footprint(logs, 1)
     assert facts.usage.volumes == Footprint(cache, 1)
-    assert facts.usage.ephemeral_bytes == writable + logs + cache
+    assert facts.usage.ephemeral_bytes == app_bytes + logs + cache  # restarts do not accumulate usage
     assert [(each.name, each.used_bytes) for each in facts.empty_dirs] == [("cache", cache)]
     (app,) = facts.containers
-    assert (app.writable_bytes, app.logs_bytes) == (3 * MIB + 20480, logs)
+    assert (app.writable_bytes, app.logs_bytes) == (app_bytes, logs)
 
 
 async def test_measured_writable_layer_replaces_the_runtimes_statistics(node: Node) -> None:

@@ -201,6 +201,15 @@ def test_exceeded_emptydir_is_found_behind_an_unread_one() -> None:
             id="part of the sum not read",
         ),
         pytest.param(
+            pod(
+                usage=PodUsage(**READ, ephemeral_bytes=1),
+                ephemeral_limit_bytes=1,
+                containers=(container("app", writable=0), container("helper", writable=None)),
+            ),
+            "storage-limit-unchecked",
+            id="layer of a container not read for the sum",
+        ),
+        pytest.param(
             pod(usage=PodUsage(**READ, ephemeral_bytes=1), ephemeral_limit_bytes=1),
             "no-threshold-met",
             id="sum at the limit",
