@@ -22,12 +22,11 @@ from nodeagent.eviction.plan.ranking import (
     RankedPod,
     RankingInput,
     estimate_note,
-    find_violation,
     format_reading,
-    limit_message,
     not_there_reason,
     offenders,
     pressure_message,
+    rank_over_limits,
     rank_pods,
     unread_reason,
 )
@@ -331,12 +330,7 @@ class _Planner:
         """Return the unprotected pods over their own storage limits, in eviction order."""
         if not self._policy.local_storage_isolation:
             return []
-        found = [
-            (pod, violation)
-            for pod in self._pods
-            if id(pod) not in self._kept and (violation := find_violation(pod)) is not None
-        ]
-        return sorted(found, key=lambda each: (each[0].priority.value or 0, -each[1].excess_bytes, each[0].uid))
+        return [each for each in rank_over_limits(self._pods) if id(each[0]) not in self._kept]
 
     def evict_for_limit(self, otherwise: EvictionPlan) -> EvictionPlan | None:
         """Return the plan that evicts a pod over its own storage limit.
@@ -356,11 +350,11 @@ class _Planner:
             status=None,
             ranked=None,
             grace_s=effective_grace_s(None, pod, self._policy),
-            message=limit_message(violation),
+            message=violation.message,
         )
         others = Reason(ReasonCode.ANOTHER_POD_EVICTED, {"victim": _name(pod)})
         decisions = [
-            Decision(ItemKind.POD, pod.uid, _name(pod), Verdict.REMOVE, victim.reason, violation.usage_bytes),
+            Decision(ItemKind.POD, pod.uid, _name(pod), Verdict.REMOVE, victim.reason),
             *(self._keep(each, others) for each in self._pods if each is not pod),
         ]
         plan = self._plan(decisions)

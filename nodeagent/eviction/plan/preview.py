@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.eviction.plan.memory_model import is_disputed, lowest_estimate
 from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
 from nodeagent.eviction.plan.policy import EvictionPolicy, Protection
-from nodeagent.eviction.plan.ranking import find_violation
+from nodeagent.eviction.plan.ranking import rank_over_limits
 from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, ThresholdStatus, Unit
 from nodeagent.record import Record, replace
 
@@ -31,14 +31,13 @@ class PreviewedEviction(Record):
 
 
 def pods_over_limits(pods: Sequence[PodFacts], policy: EvictionPolicy) -> tuple[PreviewedEviction, ...]:
-    """Return the unprotected pods over their own storage limits, ordered by namespace, name and UID."""
+    """Return the unprotected pods over their own storage limits, in eviction order."""
     protection = Protection(pods, policy)
-    found = []
-    for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.uid)):
-        violation = find_violation(pod)
-        if violation is not None and protection.keep_reason(pod) is None:
-            found.append(PreviewedEviction(pod.uid, pod.namespace, pod.name, violation.reason))
-    return tuple(found)
+    return tuple(
+        PreviewedEviction(pod.uid, pod.namespace, pod.name, violation.reason)
+        for pod, violation in rank_over_limits(pods)
+        if protection.keep_reason(pod) is None
+    )
 
 
 def plans_around_reclaim(plan: Callable[..., EvictionPlan]) -> tuple[EvictionPlan, EvictionPlan]:

@@ -445,6 +445,19 @@ class LimitCheck(NamedTuple):
         parts = {keys[name]: used_bytes for name, used_bytes in self.parts.items() if used_bytes is not None}
         return Reason(ReasonCode.CONTAINER_OVER_STORAGE_LIMIT, {"container": self.name, **numbers, **parts})
 
+    @property
+    def message(self) -> str:
+        """The status message of a pod evicted for the limit, with the kubelet's trailing space.
+
+        Source: kubelet ``localStorageEviction``.
+        """
+        limit = format_quantity(self.limit_bytes, like=self.limit_text)
+        if self.limit is StorageLimit.EMPTY_DIR:
+            return f'Usage of EmptyDir volume "{self.name}" exceeds the limit "{limit}". '
+        if self.limit is StorageLimit.POD:
+            return f"Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
+        return f'Container {self.name} exceeded its local ephemeral storage limit "{limit}". '
+
 
 _LAYER: Final = "writable layer"
 _LOGS: Final = "logs"
@@ -462,6 +475,12 @@ def find_violation(pod: pressure.PodFacts) -> LimitCheck | None:
     ``containerEphemeralStorageLimitEviction``.
     """
     return next((each for each in _limit_checks(pod) if each.excess_bytes > 0), None)
+
+
+def rank_over_limits(pods: Iterable[pressure.PodFacts]) -> list[tuple[pressure.PodFacts, LimitCheck]]:
+    """Return the pods over their own storage limits in eviction order: lower priority, then larger excess, then UID."""
+    found = [(pod, violation) for pod in pods if (violation := find_violation(pod)) is not None]
+    return sorted(found, key=lambda each: (each[0].priority.value or 0, -each[1].excess_bytes, each[0].uid))
 
 
 def has_limit(pod: pressure.PodFacts) -> bool:
@@ -569,19 +588,6 @@ def pressure_message(status: ThresholdStatus, resource: pressure.Resource, over:
             f"has larger consumption of {resource}. "
         )
     return "".join(parts)
-
-
-def limit_message(violation: LimitCheck) -> str:
-    """Return the status message of a pod evicted for its own storage limit, with the kubelet's trailing space.
-
-    Source: kubelet ``localStorageEviction``.
-    """
-    limit = format_quantity(violation.limit_bytes, like=violation.limit_text)
-    if violation.limit is StorageLimit.EMPTY_DIR:
-        return f'Usage of EmptyDir volume "{violation.name}" exceeds the limit "{limit}". '
-    if violation.limit is StorageLimit.POD:
-        return f"Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
-    return f'Container {violation.name} exceeded its local ephemeral storage limit "{limit}". '
 
 
 def format_reading(status: ThresholdStatus, number: float) -> str:

@@ -78,6 +78,7 @@ def test_pod_over_its_storage_limit_is_evicted_without_pressure(
     assert plan.victim is not None
     assert (plan.victim.signal, plan.victim.message, plan.victim.grace_s) == (signal, message, 0)
     assert reasons(plan) == {"greedy": code, "other": "another-pod-evicted"}
+    assert plan.plan.decisions[0].frees_bytes is None  # volumes and logs can remain
     off = EvictionPolicy(local_storage_isolation=False)
     assert planned([OVER[limit]], read(available_mib=900), policy=off).victim is None
 
