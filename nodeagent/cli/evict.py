@@ -9,6 +9,7 @@ from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.reading import read, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.eviction.documents import EvictionPreview, FactDocument, PodDecision, RankedPodEntry
+from nodeagent.model.decision import sentence_of
 from nodeagent.text import Cut
 from nodeagent.units import format_duration
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _WIDE: Final = 120
 _NO_THRESHOLD_MET: Final = "no-threshold-met"
+_UNCHECKED: Final = "storage-limit-unchecked"
 
 
 def preview(source: Source, form: str, simulate: Sequence[str]) -> None:
@@ -49,7 +51,8 @@ def eviction_lines(found: EvictionPreview, columns: int | None) -> Iterator[Line
     yield from _decision_lines(found)
     if plan.decisions:
         yield from _pod_table(found, sources=columns is None or columns >= _WIDE).lines(columns)
-    yield from warning_lines((*plan.warnings, *found.warnings))
+    unchecked = (f"{each.name}: {each.reason.sentence}" for each in plan.decisions if each.reason.code == _UNCHECKED)
+    yield from warning_lines((*plan.warnings, *unchecked, *found.warnings))
     if found.daemon_off_because:
         yield Line(f"eviction disabled on this node: {found.daemon_off_because}", "yellow")
 
@@ -78,8 +81,9 @@ def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
 def _why_none(found: EvictionPreview) -> str:
     """Return the reason that no pod is evicted; a reason of the node takes precedence over that of a single pod."""
     reasons = [each.reason for each in found.plan.decisions]
-    of_node = [each for each in reasons if each.code == _NO_THRESHOLD_MET]
-    return (of_node or reasons)[0].sentence if reasons else "no pods on this node"
+    if any(each.code in {_NO_THRESHOLD_MET, _UNCHECKED} for each in reasons):
+        return sentence_of(_NO_THRESHOLD_MET, {})
+    return reasons[0].sentence if reasons else "no pods on this node"
 
 
 def _pod_table(found: EvictionPreview, *, sources: bool) -> Table:

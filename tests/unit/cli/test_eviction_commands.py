@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.cli.evict import eviction_lines
+from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.eviction.effects import EvictionFile
 from nodeagent.eviction.plan.effects import OutstandingEffect
 from nodeagent.eviction.plan.reclaim import Shortage
 from nodeagent.host.node import boot_id
-from nodeagent.model.pressure import Signal
+from nodeagent.model.pressure import EmptyDirFacts, Signal
 from nodeagent.units import SystemClock
 from tests.support.command import nodeagent
 from tests.unit.cli.served_process import served
+from tests.unit.eviction.plan.cases import evaluated, planned, pod, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +37,16 @@ def test_eviction_preview_shows_thresholds_usage_and_sources(config: Path, tmp_p
         full = nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config))
         assert "first unused-images on nodefs" in full.stdout
         assert "\x1b" not in full.stdout
+
+
+def test_preview_names_the_usage_that_was_not_read_for_a_storage_limit() -> None:
+    evaluation = evaluated(read(available_mib=900))
+    pods = [pod("cache", empty_dirs=(EmptyDirFacts("tmp", None, 1),))]
+    plan = planned(pods, read(available_mib=900))
+    preview = EvictionPreview.of(evaluation, plan, plan, pods, simulated=(), disabled_because="", warnings=())
+    shown = [line.text for line in eviction_lines(preview, None)]
+    assert shown[0] == "no pod would be evicted: no eviction threshold met"
+    assert shown[-1] == ("warning: shop/cache: storage limit not checked, usage not read: files of emptyDir tmp")
 
 
 def test_outstanding_effect_is_shown_as_withheld_in_the_preview(config: Path, tmp_path: Path) -> None:
