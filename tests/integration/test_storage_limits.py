@@ -13,7 +13,7 @@ from tests.support.certificates import Authority
 from tests.support.command import nodeagent
 from tests.support.containerd import LoopFs
 from tests.support.kubelet_api import Answer, kubelet
-from tests.support.pressed import MIB, Pod, PressedNode
+from tests.support.pressed import APP, MIB, Pod, PressedNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,6 +138,18 @@ def test_limits_of_init_containers_and_of_logs_are_previewed(node: LimitedNode) 
     volume = {"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}}
     node.list_pods(definition(pod, containers=[app], volumes=[volume]))
     assert node.reasons()["a"]["details"] == {"unread": ["files of emptyDir cache"]}
+
+
+@pytest.mark.difference("exited-layers")
+def test_pod_is_not_evicted_for_the_layer_of_an_earlier_instance_of_its_container(node: LimitedNode) -> None:
+    pod = node.run_writer("a", 30)
+    node.pods.stop(pod.container)
+    node.pods.wait_exited(pod.container)
+    again = node.pods.run_container(pod.sandbox, "main", APP, ["sleep", "1000"], attempt=1)
+    for containers in ([main_container("20Mi"), ROOMY], [main_container("20Mi")]):
+        node.list_pods(definition(pod, containers=containers))
+        assert node.reasons()["a"]["code"] == "no-threshold-met"
+    node.pods.stop(again)
 
 
 @pytest.mark.containerd("2.1")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.eviction.plan.policy import EvictionPolicy
-from nodeagent.model.pressure import EmptyDirFacts, PodFacts, SignalReading
+from nodeagent.model.pressure import EmptyDirFacts, FilesystemLayout, PodFacts, SignalReading
 from nodeagent.record import replace
 from tests.unit.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass, run_passes
-from tests.unit.eviction.plan.cases import disk, known, pod, read
+from tests.unit.eviction.plan.cases import container, disk, known, pod, read
 
 if TYPE_CHECKING:
     from nodeagent.model.pods import PodInventory
@@ -52,6 +52,18 @@ async def test_pod_over_its_storage_limit_is_evicted_without_pressure() -> None:
     node = Node(pods=(pod("modest"), over))
     await run_pass(node)
     assert node.evicted == ["greedy"]
+
+
+@pytest.mark.parametrize("layout", FilesystemLayout)
+async def test_pod_is_evicted_for_the_layer_of_a_container_on_every_layout(layout: FilesystemLayout) -> None:
+    over = pod("greedy", containers=(container("app", writable=30, logs=1, ephemeral_limit=20),))
+    within = pod("modest", containers=(container("app", writable=10, logs=10, ephemeral_limit=20),))
+    node = Node(pods=(within, over), layout=layout)
+    await run_pass(node)
+    assert node.evicted == ["greedy"]
+    (event,) = node.events("evicted")
+    assert event["reason"] == "container-over-storage-limit"
+    assert "(writable layer 30.0 MiB, logs 1.00 MiB)" in event["why"]
 
 
 def over_limit(name: str, **fields: Any) -> PodFacts:
