@@ -41,6 +41,23 @@ def read_file(path: Path) -> str:
         return file.read().decode()
 
 
+def read_text(path: Path, max_bytes: int = 1 << 20) -> str:
+    """Return the text of a file that another program owns.
+
+    Raises:
+        OSError: the file does not exist, cannot be read, is not a regular file, is larger than ``max_bytes``, or is not
+            UTF-8; ``strerror`` is the cause.
+    """
+    try:
+        with open_regular(path) as file:
+            raw = file.read(max_bytes + 1)
+        if len(raw) > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", str(path))
+        return raw.decode()
+    except ValueError as error:  # not UTF-8, or a null character in the path
+        raise OSError(errno.EILSEQ, "not UTF-8 text", str(path)) from error
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file; a pipe in its place is an error and does not block.
 

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from nodeagent.files import open_regular
+from nodeagent.files import read_text
 from nodeagent.record import Record
 
 _DIRECTORIES: Final = tuple(f"{each}/systemd/system" for each in ("etc", "run", "usr/local/lib", "usr/lib", "lib"))
-_MAX_BYTES: Final = 1 << 20
 _MAX_WORDS: Final = 4096
 _WORD: Final = re.compile(r"\$(\w+)")
 _IN_WORD: Final = re.compile(r"\$(?:\$|\{(\w+)\})")
@@ -124,12 +123,12 @@ class _UnitReader:
                     settings[key].clear()  # an empty value resets the list
         environment: dict[str, str] = {}
         for each in settings["Environment"]:
-            environment |= dict(word.split("=", 1) for word in self._split(each) if "=" in word)
+            environment |= dict(word.split("=", 1) for word in self._words(each) if "=" in word)
         for each in settings["EnvironmentFile"]:
             environment |= self._variables(each)
         commands = settings["ExecStart"]
         command = commands[-1].lstrip("-@:+!|") if commands else ""
-        words = tuple(self._expanded(self._split(command), environment))[:_MAX_WORDS]
+        words = tuple(self._expanded(self._words(command), environment))[:_MAX_WORDS]
         return UnitCommand(words, environment, tuple(self._sources), tuple(self._unread))
 
     def _specified(self, value: str) -> str:
@@ -151,16 +150,12 @@ class _UnitReader:
     def _expanded(self, words: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
         for word in words:
             if match := _WORD.fullmatch(word):
-                yield from self._split(environment.get(match[1], ""))
+                yield from self._words(environment.get(match[1], ""))
             else:
                 yield _IN_WORD.sub(lambda match: environment.get(match[1], "") if match[1] else "$", word)
 
-    def _split(self, text: str) -> list[str]:
-        try:
-            return shlex.split(text)
-        except ValueError as error:
-            self._unread.append(f"{self._name}.service: {str(error).lower()}")
-            return []
+    def _words(self, text: str) -> list[str]:
+        return split_words(text, f"{self._name}.service", self._unread)
 
     def _text(self, path: Path) -> str:
         """Return the text of a file; empty for a mask, and after a read error, which is recorded."""
@@ -168,18 +163,21 @@ class _UnitReader:
         try:
             if stat.S_ISCHR(path.stat().st_mode):
                 return ""
-            with open_regular(path) as file:
-                raw = file.read(_MAX_BYTES + 1)
-            if len(raw) > _MAX_BYTES:
-                self._unread.append(f"cannot read {shown}: larger than {_MAX_BYTES} bytes")
-                return ""
-            text = raw.decode()
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the path
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            self._unread.append(f"cannot read {shown}: {reason or error}")
+            text = read_text(path)
+        except OSError as error:
+            self._unread.append(f"cannot read {shown}: {error.strerror or error}")
             return ""
         self._sources.append(shown)
         return text
+
+
+def split_words(text: str, where: str, problems: list[str]) -> list[str]:
+    """Return the words of a command line; none after an error, which is appended to ``problems``."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        problems.append(f"{where}: {str(error).lower()}")
+        return []
 
 
 def _service_settings(text: str) -> Iterator[tuple[str, str]]:

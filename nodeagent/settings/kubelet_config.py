@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,9 +24,9 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from nodeagent.errors import ConfigError, ObservationError
-from nodeagent.files import open_regular
+from nodeagent.files import read_text
 from nodeagent.host.sockets import port_owners
-from nodeagent.host.unit_files import UnitCommand, has_unit, read_unit_command
+from nodeagent.host.unit_files import UnitCommand, has_unit, read_unit_command, split_words
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.model.node import KubeletConfig
 from nodeagent.parsing import parse_yaml
@@ -38,7 +37,6 @@ from nodeagent.text import masked
 if TYPE_CHECKING:
     from nodeagent.model.kubernetes import KubeletAccess
 
-_MAX_BYTES: Final = 1 << 20
 _MAX_FILES: Final = 200
 _SIGN: Final = re.compile(r"\s*(<|=)\s*")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -382,7 +380,8 @@ class _Reader:
         data = _last(command, "data-dir") or distribution.data
         candidates = (f"{data}/kubelet-config.yaml", "/run/k0s/kubelet-config.yaml")
         config = next((each for each in candidates if os.path.lexists(self._root / each.lstrip("/"))), candidates[0])
-        return {"config": config} | parse_flags(self._split(_last(command, "kubelet-extra-args"), "kubelet-extra-args"))
+        extra = split_words(_last(command, "kubelet-extra-args"), "kubelet-extra-args", self._unread)
+        return {"config": config} | parse_flags(extra)
 
     def _of_snap(self, distribution: _Distribution, command: Sequence[str]) -> dict[str, str]:
         """Return the flags in the arguments file of a snap.
@@ -399,7 +398,7 @@ class _Reader:
         if distribution.program == "kubelite":
             words = [word for line in lines for word in re.sub("[\"']", "", line).split(" ")]
         else:
-            words = self._split("\n".join(lines), path)
+            words = split_words("\n".join(lines), path, self._unread)
         base = distribution.data.rsplit("/", 1)[0]
         known = {"SNAP_DATA": f"{base}/current", "SNAP_COMMON": f"{base}/common", "SNAP": base.removeprefix("/var")}
 
@@ -410,13 +409,6 @@ class _Reader:
             return known.get(name, "")
 
         return parse_flags([_VARIABLE.sub(value_of, word) for word in words])
-
-    def _split(self, text: str, where: str) -> list[str]:
-        try:
-            return shlex.split(text)
-        except ValueError as error:
-            self._unread.append(f"{where}: {str(error).lower()}")
-            return []
 
     # ---- files
 
@@ -466,11 +458,9 @@ class _Reader:
             self._unread.append(f"cannot read {path}: not an absolute path")
             return None
         try:
-            with open_regular(self._root / path.lstrip("/")) as file:
-                return file.read(_MAX_BYTES + 1).decode()
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null character in the path
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            self._unread.append(f"cannot read {path}: {reason or error}")
+            return read_text(self._root / path.lstrip("/"))
+        except OSError as error:
+            self._unread.append(f"cannot read {path}: {error.strerror or error}")
             return None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.files import create_file, open_regular, read_file, replace_file
+from nodeagent.files import create_file, open_regular, read_file, read_text, replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,3 +79,27 @@ def test_pipe_in_place_of_a_file_is_an_error_and_blocks_nothing(tmp_path: Path) 
     for read in (read_file, open_regular):
         with pytest.raises(OSError, match="not a regular file"):
             read(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (None, "No such file or directory"),
+        (b"12345", "larger than 4 bytes"),
+        (b"\xff", "not UTF-8 text"),
+        (b"1234", ""),
+    ],
+)
+def test_text_that_cannot_be_read_is_an_error_with_its_cause(tmp_path: Path, content: bytes | None, cause: str) -> None:
+    if content is not None:
+        (tmp_path / "a").write_bytes(content)
+    try:
+        found = read_text(tmp_path / "a", 4)
+    except OSError as error:
+        found = error.strerror or ""
+    assert found == (cause or "1234")
+
+
+def test_path_with_a_null_character_is_an_error_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="not UTF-8 text"):
+        read_text(tmp_path / "a\0b")
