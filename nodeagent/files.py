@@ -41,8 +41,13 @@ def read_file(path: Path) -> str:
         return file.read().decode()
 
 
-def read_text(path: Path, max_bytes: int = 1 << 20) -> str:
+def read_text(path: Path, max_bytes: int = 1 << 20, *, errors: str = "strict") -> str:
     """Return the text of a file that another program owns.
+
+    Args:
+        path: the file.
+        max_bytes: maximum size of the file.
+        errors: treatment of bytes that are not UTF-8, as in ``bytes.decode``.
 
     Raises:
         OSError: the file does not exist, cannot be read, is not a regular file, is larger than ``max_bytes``, or is not
@@ -53,7 +58,7 @@ def read_text(path: Path, max_bytes: int = 1 << 20) -> str:
             raw = file.read(max_bytes + 1)
         if len(raw) > max_bytes:
             raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", str(path))
-        return raw.decode()
+        return raw.decode(errors=errors)
     except ValueError as error:  # not UTF-8, or a null character in the path
         raise OSError(errno.EILSEQ, "not UTF-8 text", str(path)) from error
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.files import replace_file
-from nodeagent.host.unit_files import find_drop_ins, numbered_lines
+from nodeagent.host.unit_files import find_drop_ins, is_file_or_mask, read_assignments
 from nodeagent.model.node import LogindLine
 from nodeagent.record import Record, replace
 from nodeagent.units import USEC_INFINITY
@@ -38,7 +38,6 @@ _UNREAD = (
     "etc/systemd/system/systemd-logind.service.d",
 )
 """Files and directories that are easily taken for logind's, and that logind does not read."""
-_MAX_FILE_BYTES = 1 << 20
 
 _OWN_SUFFIX = "nodeagent.conf"
 _OWN_NAME = f"zz-{_OWN_SUFFIX}"
@@ -102,15 +101,26 @@ def read_delay(root: Path = _ROOT) -> LogindDelay:
     Source: logind.conf(5), configuration directories and precedence; systemd.syntax(7).
     """
     warnings: list[str] = []
-    lines = [line for path in _files(root, warnings) for line in _lines_of(path, warnings)]
+    lines: list[LogindLine] = []
+    for path in _files(root, warnings):
+        try:
+            for line in _lines_of(path, warnings):
+                lines.append(line)  # noqa: PERF402 - the lines before an error count
+        except OSError as error:
+            warnings.append(f"cannot read {path}: {error.strerror or error}")
+        except ValueError as error:
+            warnings.append(f"{error}, nor any later file of logind")
+            break
     settings = [each for each in lines if each.delay_us is not None]
     return LogindDelay(settings[-1] if settings else None, tuple(settings[:-1]), tuple(warnings), tuple(lines))
 
 
 def read_unread_lines(root: Path = _ROOT) -> tuple[LogindLine, ...]:
-    """Return the assignments in files that logind does not read: in a wrong directory, or a drop-in without ``.conf``.
+    """Return the assignments in files that logind does not read: hidden, in a wrong directory, or without ``.conf``.
 
-    Hidden files, copies such as ``x.conf.bak`` or ``x.conf~``, and unreadable files are skipped.
+    Hidden files are main files and drop-ins of which another directory has a file of the same name; only their lines
+    have a delay. Files whose name starts with a dot, copies such as ``x.conf.bak`` or ``x.conf~``, and unreadable files
+    are skipped.
     """
     unread = {path: f"logind does not read /{place}" for place in _UNREAD for path in _entries(root / place)}
     for place in _DROP_INS:
@@ -119,15 +129,24 @@ def read_unread_lines(root: Path = _ROOT) -> tuple[LogindLine, ...]:
             for path in _entries(root / place)
             if ".conf" not in path.name and not path.name.startswith(".") and not path.name.endswith("~")
         }
-    read = {
-        path.resolve() for path in _files(root, [])
-    }  # a link can lead from a wrong directory to a file that is read
-    return tuple(
-        replace(line, delay_us=None, unread=because)
-        for path, because in unread.items()
-        if path.is_file() and path.resolve() not in read
-        for line in _lines_of(path, [])
-    )
+    files = list(_files(root, []))
+    read = {path.resolve() for path in files}  # a link can lead from a wrong directory to a file that is read
+    by_name = {(path.parent.name, path.name): path for path in files}
+    candidates = [root / each / "logind.conf" for each in _DIRECTORIES]
+    candidates += [path for place in _DROP_INS for path in _entries(root / place)]
+    hidden = {
+        path: f"{first} {'masks' if _is_mask(first) else 'replaces'} the file"
+        for path in candidates
+        if (first := by_name.get((path.parent.name, path.name)))
+    }
+    found: list[LogindLine] = []
+    for path, because in (unread | hidden).items():
+        if path.is_file() and path.resolve() not in read:
+            with suppress(OSError, ValueError):
+                for line in _lines_of(path, []):
+                    delay_us = line.delay_us if path in hidden else None
+                    found.append(replace(line, delay_us=delay_us, unread=because))
+    return tuple(found)
 
 
 def own_drop_in(delay_s: int, root: Path = _ROOT) -> DropIn:
@@ -190,7 +209,7 @@ def parse_span_us(text: str) -> int:
 def _files(root: Path, warnings: list[str]) -> Iterator[Path]:
     for directory in _DIRECTORIES:
         main = root / directory / "logind.conf"
-        if main.is_file():
+        if is_file_or_mask(main):
             yield main
             break
     drop_ins = find_drop_ins(root, _DROP_INS, warnings)
@@ -198,19 +217,10 @@ def _files(root: Path, warnings: list[str]) -> Iterator[Path]:
         yield drop_ins[name]
 
 
-def _text_of(path: Path, warnings: list[str]) -> str:
-    try:
-        if stat.S_ISCHR(path.stat().st_mode):
-            return ""
-        with path.open("rb") as file:
-            raw = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        warnings.append(f"cannot read {path}: {error.strerror or error}")
-        return ""
-    if len(raw) > _MAX_FILE_BYTES:
-        warnings.append(f"cannot read {path}: larger than {_MAX_FILE_BYTES} bytes")
-        return ""
-    return raw.decode("utf-8", "replace").removeprefix("\ufeff")
+def _is_mask(path: Path) -> bool:
+    with suppress(OSError):
+        return path.stat().st_size == 0
+    return False
 
 
 def _entries(place: Path) -> list[Path]:
@@ -222,16 +232,9 @@ def _entries(place: Path) -> list[Path]:
 
 
 def _lines_of(path: Path, warnings: list[str]) -> Iterator[LogindLine]:
-    section = ""
-    for number, line in numbered_lines(_text_of(path, warnings)):
-        if line.startswith("["):
-            section = line[1:-1] if line.endswith("]") else ""
-            continue
-        key, equals, value = (part.strip() for part in line.partition("="))
-        if not equals:
-            continue
+    for number, section, key, value in read_assignments(path):
         delay_us = None
-        if (section, key) == (_SECTION, _KEY):
+        if (section, key) == (_SECTION, _KEY) and value is not None:
             try:
                 delay_us = parse_span_us(value)
             except ValueError:

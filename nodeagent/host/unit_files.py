@@ -12,13 +12,15 @@ import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from nodeagent.files import read_text
 from nodeagent.record import Record
 
 _DIRECTORIES: Final = tuple(f"{each}/systemd/system" for each in ("etc", "run", "usr/local/lib", "usr/lib", "lib"))
 _MAX_WORDS: Final = 4096
+_NOT_UTF8: Final = re.compile("[\udc80-\udcff]")
+_LINE_END: Final = re.compile(r"\r\n|[\n\r\0]")
 _WORD: Final = re.compile(r"\$(\w+)")
 _IN_WORD: Final = re.compile(r"\$(?:\$|\{(\w+)\})")
 _SPECIFIER: Final = re.compile(r"%([%nNp])")
@@ -53,12 +55,13 @@ def find_drop_ins(root: Path, directories: Iterable[str], warnings: list[str]) -
             warnings.append(f"cannot read {drop_in_directory}: {error.strerror or error}")
             continue
         for path in entries:
-            if path.suffix == ".conf" and not path.name.startswith(".") and _is_readable_kind(path):
+            if path.suffix == ".conf" and not path.name.startswith(".") and is_file_or_mask(path):
                 drop_ins.setdefault(path.name, path)
     return drop_ins
 
 
-def _is_readable_kind(path: Path) -> bool:
+def is_file_or_mask(path: Path) -> bool:
+    """Return whether a path is a regular file, or a character device: the target of a mask is ``/dev/null``."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -66,20 +69,59 @@ def _is_readable_kind(path: Path) -> bool:
     return stat.S_ISREG(mode) or stat.S_ISCHR(mode)
 
 
-def logical_lines(text: str) -> Iterator[str]:
-    """Yield stripped lines without comments; continued lines are joined. Source: systemd.syntax(7)."""
-    return (line for _, line in numbered_lines(text))
+class Assignment(NamedTuple):
+    """One assignment in a file of systemd's configuration.
+
+    Attributes:
+        number: number of its first line, from 1.
+        section: name of the section; empty outside of a section.
+        key: the name; without an equals sign, the whole line.
+        value: the value; ``None`` without an equals sign, in a line that systemd ignores.
+    """
+
+    number: int
+    section: str
+    key: str
+    value: str | None
+
+
+def read_assignments(path: Path) -> Iterator[Assignment]:
+    """Yield the assignments of a unit, a configuration file or a drop-in; nothing for a mask. Blocks.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: systemd cannot parse a line, and reads nothing after it; the message has file and line.
+
+    Source: systemd.syntax(7); systemd ``config_parse``.
+    """
+    if stat.S_ISCHR(path.stat().st_mode):
+        return
+    section = ""
+    for number, line in numbered_lines(read_text(path, errors="surrogateescape").removeprefix("\ufeff")):
+        if _NOT_UTF8.search(line):
+            raise ValueError(f"{path}:{number}: not UTF-8 text; systemd reads nothing after this line")
+        if line.startswith("["):
+            if not line.endswith("]"):
+                raise ValueError(f"{path}:{number}: invalid section header; systemd reads nothing after this line")
+            section = line[1:-1]
+            continue
+        key, equals, value = line.partition("=")
+        yield Assignment(number, section, key.strip(), value.strip() if equals else None)
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield :func:`logical_lines`, each with the number of its first line, from 1."""
+    """Yield stripped lines without comments, continued lines joined, each with the number of its first line, from 1.
+
+    Source: systemd.syntax(7); systemd ``read_line`` and ``config_parse``: a backslash continues a line only as the last
+    character, and if no backslash precedes it.
+    """
     continued, first = "", 0
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(_LINE_END.split(text), start=1):
         line = raw.strip()
         if line.startswith(("#", ";")) or (not line and not continued):
             continue
         first = first if continued else number
-        if line.endswith("\\"):
+        if (len(raw) - len(raw.rstrip("\\"))) % 2:
             continued += line[:-1] + " "
             continue
         yield first, (continued + line).strip()
@@ -116,10 +158,10 @@ class _UnitReader:
         paths = [self._root / main / service, *(drop_ins[each] for each in sorted(drop_ins, key=os.fsencode))]
         settings: dict[str, list[str]] = {"ExecStart": [], "Environment": [], "EnvironmentFile": []}
         for path in paths:
-            for key, value in _service_settings(self._text(path)):
-                if key in settings and value:
+            for _, section, key, value in self._assignments(path):
+                if section == "Service" and key in settings and value:
                     settings[key].append(self._specified(value))
-                elif key in settings:
+                elif section == "Service" and key in settings and value is not None:
                     settings[key].clear()  # an empty value resets the list
         environment: dict[str, str] = {}
         for each in settings["Environment"]:
@@ -144,7 +186,13 @@ class _UnitReader:
             return {}
         if value.startswith("-") and not os.path.lexists(path):
             return {}
-        pairs = (line.partition("=")[::2] for line in logical_lines(self._text(path)) if "=" in line)
+        try:
+            lines = list(numbered_lines(read_text(path)))
+        except OSError as error:
+            self._fail(path, error)
+            return {}
+        self._sources.append(self._shown(path))
+        pairs = (line.partition("=")[::2] for _, line in lines if "=" in line)
         return {key.strip(): _unquoted(each.strip()) for key, each in pairs}
 
     def _expanded(self, words: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
@@ -157,18 +205,23 @@ class _UnitReader:
     def _words(self, text: str) -> list[str]:
         return split_words(text, f"{self._name}.service", self._unread)
 
-    def _text(self, path: Path) -> str:
-        """Return the text of a file; empty for a mask, and after a read error, which is recorded."""
-        shown = f"/{path.relative_to(self._root)}"
+    def _assignments(self, path: Path) -> Iterator[Assignment]:
+        """Yield the assignments of a unit or drop-in; an error is recorded, since systemd does not load the unit."""
         try:
-            if stat.S_ISCHR(path.stat().st_mode):
-                return ""
-            text = read_text(path)
-        except OSError as error:
-            self._unread.append(f"cannot read {shown}: {error.strerror or error}")
-            return ""
-        self._sources.append(shown)
-        return text
+            yield from read_assignments(path)
+        except (OSError, ValueError) as error:
+            self._fail(path, error)
+        else:
+            self._sources.append(self._shown(path))
+
+    def _fail(self, path: Path, error: OSError | ValueError) -> None:
+        if isinstance(error, OSError):
+            self._unread.append(f"cannot read {self._shown(path)}: {error.strerror or error}")
+        else:
+            self._unread.append(str(error).replace(str(path), self._shown(path)))
+
+    def _shown(self, path: Path) -> str:
+        return f"/{path.relative_to(self._root)}"
 
 
 def split_words(text: str, where: str, problems: list[str]) -> list[str]:
@@ -178,17 +231,6 @@ def split_words(text: str, where: str, problems: list[str]) -> list[str]:
     except ValueError as error:
         problems.append(f"{where}: {str(error).lower()}")
         return []
-
-
-def _service_settings(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the settings of the section ``[Service]``."""
-    section = ""
-    for line in logical_lines(text):
-        if line.startswith("["):
-            section = line
-        elif section == "[Service]" and "=" in line:
-            key, _, value = line.partition("=")
-            yield key.strip(), value.strip()
 
 
 def _unquoted(value: str) -> str:

@@ -93,9 +93,10 @@ class LogindLine(Record):
     Attributes:
         number: number of the line in the file, from 1.
         section: name of the section; empty outside of a section.
-        value: the value as written.
-        delay_us: the valid delay that the line sets, in microseconds; ``None`` for another key or section, for an
-            invalid value and in an unread file.
+        key: the name; without an equals sign, the whole line.
+        value: the value as written; ``None`` without an equals sign.
+        delay_us: the valid delay that the line sets, or would set in a hidden file, in microseconds; ``None`` for
+            another key or section, for an invalid value and in a file that is unread for another reason.
         unread: reason why logind does not read the file; empty for a file that logind reads.
     """
 
@@ -103,7 +104,7 @@ class LogindLine(Record):
     number: int
     section: str
     key: str
-    value: str
+    value: str | None
     delay_us: int | None = None
     unread: str = ""
 

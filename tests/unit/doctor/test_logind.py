@@ -29,6 +29,12 @@ RULES = {
     "key-without-unit": (line("Login", "InhibitDelayMax"), "InhibitDelayMax=60 has no effect: unknown key"),
     "key-of-another-setting": (line("Login", "InhibitorsMax"), ""),
     "key-with-a-common-end": (line("Login", "UserStopDelaySec"), ""),
+    "no-equals-sign": (
+        LogindLine(MAIN, 4, "Login", f"{KEY} 60", None),
+        f"{KEY} 60 has no effect: it has no equals sign",
+    ),
+    "colon": (LogindLine(MAIN, 4, "Login", f"{KEY}: 60", None), f"{KEY}: 60 has no effect: it has no equals sign"),
+    "text-without-equals-sign": (LogindLine(MAIN, 4, "Login", "Inhibit the shutdown", None), ""),
     "effective": (line("Login", KEY, 60), ""),
     "invalid-value": (line("Login", KEY), ""),  # a warning of the reader
 }
@@ -58,6 +64,18 @@ def test_higher_limit_overridden_by_a_later_file_is_reported_only_with_a_too_sho
     found = [each.evidence for each in check_logind_lines(lines, [UNREAD], too_short=too_short)]
     expected = f"{MAIN}:4: {KEY}={first_s} has no effect: {LATER}:4, read later, sets {later_s}"
     assert (expected in found, len(found)) == (is_reported, 1 + is_reported)
+
+
+@pytest.mark.parametrize(
+    ("hidden_s", "too_short", "is_reported"), [(60, True, True), (60, False, False), (5, True, False)]
+)
+def test_higher_limit_in_a_hidden_file_is_reported_only_with_a_too_short_limit(
+    hidden_s: int, *, too_short: bool, is_reported: bool
+) -> None:
+    hidden = line("Login", KEY, hidden_s, LATER, unread=f"{MAIN} replaces the file")
+    found = [each.evidence for each in check_logind_lines([line("Login", KEY, 10)], [hidden], too_short=too_short)]
+    expected = f"{LATER}:4: {KEY}={hidden_s} has no effect: {MAIN} replaces the file"
+    assert found == ([expected] if is_reported else [])
 
 
 def test_long_value_is_shortened() -> None:

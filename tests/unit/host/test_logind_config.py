@@ -176,7 +176,7 @@ def test_assignment_has_the_number_of_its_first_line_and_its_section(tmp_path: P
         tmp_path, f"{ETC}/logind.conf", "A=1\n# comment\n[Login]\n\nB=\\\n# comment\n 2\nC = 3\nnonsense\n[Other\nD=4\n"
     )
     found = [(each.number, each.section, each.key, each.value) for each in read_delay(tmp_path).lines]
-    assert found == [(1, "", "A", "1"), (5, "Login", "B", "2"), (8, "Login", "C", "3"), (11, "", "D", "4")]
+    assert found == [(1, "", "A", "1"), (5, "Login", "B", "2"), (8, "Login", "C", "3"), (9, "Login", "nonsense", None)]
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,60 @@ def test_link_from_an_unread_directory_to_a_read_file_is_left_out(tmp_path: Path
     path = put(tmp_path, f"{ETC}/logind.conf.d/a.conf", login(60))
     (tmp_path / "etc/logind.conf.d").symlink_to(path.parent)
     assert read_unread_lines(tmp_path) == ()
+
+
+@pytest.mark.parametrize("bad", [b"[Other", b"A=\xff"], ids=["section-header", "not-utf-8"])
+def test_nothing_after_a_line_that_logind_cannot_parse_is_read(tmp_path: Path, bad: bytes) -> None:
+    path = put(tmp_path, f"{ETC}/logind.conf.d/10.conf", "")
+    path.write_bytes(b"#\xff\n" + login(20).encode() + bad + b"\n" + login(30).encode())
+    put(tmp_path, f"{ETC}/logind.conf.d/20.conf", login(40))
+    assert winner(tmp_path) == (f"{ETC}/logind.conf.d/10.conf", 20)
+    (warning,) = read_delay(tmp_path).warnings
+    assert warning.startswith(f"{path}:4: ")
+    assert warning.endswith("systemd reads nothing after this line, nor any later file of logind")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("[Login]\nA=\\\\\nInhibitDelayMaxSec=9", 9),
+        ("[Login]\nA=\\ \nInhibitDelayMaxSec=9", 9),
+        ("[Login]\nA=\x0cInhibitDelayMaxSec=8\nInhibitDelayMaxSec=9", 9),
+        ("[Login]\nInhibitDelayMaxSec=9\nA=\u2028InhibitDelayMaxSec=8", 9),
+        ("[Login]\rInhibitDelayMaxSec=9\0A=1", 9),
+    ],
+    ids=["two-backslashes", "space-after-backslash", "form-feed", "line-separator", "carriage-return"],
+)
+def test_lines_end_and_continue_as_in_systemd(tmp_path: Path, text: str, seconds: int) -> None:
+    put(tmp_path, f"{ETC}/logind.conf", text)
+    assert winner(tmp_path) == (f"{ETC}/logind.conf", seconds)
+
+
+def test_line_of_a_hidden_file_is_returned_with_its_delay_and_the_file_that_hides_it(tmp_path: Path) -> None:
+    main = put(tmp_path, f"{ETC}/logind.conf", login(9))
+    old = put(tmp_path, f"{LIB}/logind.conf", login(10))
+    first = put(tmp_path, f"{RUN}/logind.conf.d/logind.conf", "[Login]\n#")
+    later = put(tmp_path, f"{LOCAL}/logind.conf.d/logind.conf", login(20))
+    mask = tmp_path / ETC / "logind.conf.d/m.conf"
+    mask.parent.mkdir()
+    mask.symlink_to("/dev/null")
+    masked = put(tmp_path, f"{LIB}/logind.conf.d/m.conf", login(30))
+    same = tmp_path / LIB / "logind.conf.d/logind.conf"
+    same.symlink_to(first)
+    assert [(each.path, each.delay_us, each.unread) for each in read_unread_lines(tmp_path)] == [
+        (old, 10_000_000, f"{main} replaces the file"),
+        (later, 20_000_000, f"{first} replaces the file"),
+        (masked, 30_000_000, f"{mask} masks the file"),
+    ]
+
+
+def test_masked_main_file_hides_the_main_file_of_other_directories(tmp_path: Path) -> None:
+    put(tmp_path, f"{LIB}/logind.conf", login(60))
+    mask = tmp_path / ETC / "logind.conf"
+    mask.parent.mkdir(parents=True)
+    mask.symlink_to("/dev/null")
+    assert read_delay(tmp_path).winner is None
+    assert [each.unread for each in read_unread_lines(tmp_path)] == [f"{mask} masks the file"]
 
 
 # --- the agent's drop-in
