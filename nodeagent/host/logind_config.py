@@ -16,7 +16,7 @@ from typing import Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.files import replace_file
-from nodeagent.host.unit_files import find_drop_ins, is_file_or_mask, read_assignments
+from nodeagent.host.unit_files import find_drop_ins, is_file_or_mask, is_mask, read_assignments
 from nodeagent.model.node import LogindLine
 from nodeagent.record import Record, replace
 from nodeagent.units import USEC_INFINITY
@@ -135,7 +135,7 @@ def read_unread_lines(root: Path = _ROOT) -> tuple[LogindLine, ...]:
     candidates = [root / each / "logind.conf" for each in _DIRECTORIES]
     candidates += [path for place in _DROP_INS for path in _entries(root / place)]
     hidden = {
-        path: f"{first} {'masks' if _is_mask(first) else 'replaces'} the file"
+        path: f"{first} {'masks' if is_mask(first) else 'replaces'} the file"
         for path in candidates
         if (first := by_name.get((path.parent.name, path.name)))
     }
@@ -215,12 +215,6 @@ def _files(root: Path, warnings: list[str]) -> Iterator[Path]:
     drop_ins = find_drop_ins(root, _DROP_INS, warnings)
     for name in sorted(drop_ins, key=os.fsencode):
         yield drop_ins[name]
-
-
-def _is_mask(path: Path) -> bool:
-    with suppress(OSError):
-        return path.stat().st_size == 0
-    return False
 
 
 def _entries(place: Path) -> list[Path]:

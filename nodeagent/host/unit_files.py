@@ -6,18 +6,26 @@ with unexpanded variables, and nothing without systemd; a stopped unit may have 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from glob import glob
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodeagent.files import read_text
 from nodeagent.record import Record
 
-_DIRECTORIES: Final = tuple(f"{each}/systemd/system" for each in ("etc", "run", "usr/local/lib", "usr/lib", "lib"))
+_DIRECTORIES: Final = (
+    *("etc/systemd/system.control", "run/systemd/system.control", "run/systemd/transient"),
+    *("run/systemd/generator.early", "etc/systemd/system", "etc/systemd/system.attached", "run/systemd/system"),
+    *("run/systemd/system.attached", "run/systemd/generator", "usr/local/lib/systemd/system"),
+    *("lib/systemd/system", "usr/lib/systemd/system", "run/systemd/generator.late"),
+)
+"""Directories of the system's units, highest precedence first. Source: ``systemd-analyze unit-paths``."""
 _MAX_WORDS: Final = 4096
 _NOT_UTF8: Final = re.compile("[\udc80-\udcff]")
 _LINE_END: Final = re.compile(r"\r\n|[\n\r\0]")
@@ -67,6 +75,15 @@ def is_file_or_mask(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(mode) or stat.S_ISCHR(mode)
+
+
+def is_mask(path: Path) -> bool:
+    """Return whether a file is empty, or a link to ``/dev/null``, and so disables files of its name."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISCHR(status.st_mode) or (stat.S_ISREG(status.st_mode) and not status.st_size)
 
 
 class Assignment(NamedTuple):
@@ -144,6 +161,21 @@ def read_unit_command(root: Path, name: str) -> UnitCommand:
     return _UnitReader(root, name).read()
 
 
+def _drop_in_directories(name: str) -> Iterator[str]:
+    """Yield the directories of a service's drop-ins, highest precedence first.
+
+    The drop-ins of a service come before those of services with the same start of the name up to a dash; those of all
+    services come last, from any directory.
+
+    Source: systemd.unit(5); systemd ``unit_file_find_dropin_paths``.
+    """
+    parts = name.split("-")
+    names = [name, *("-".join(parts[:count]) + "-" for count in range(len(parts) - 1, 0, -1))]
+    for directory in _DIRECTORIES:
+        yield from (f"{directory}/{each}.service.d" for each in names)
+    yield from (f"{directory}/service.d" for directory in _DIRECTORIES)
+
+
 class _UnitReader:
     def __init__(self, root: Path, name: str) -> None:
         self._root = root
@@ -153,9 +185,12 @@ class _UnitReader:
 
     def read(self) -> UnitCommand:
         service = f"{self._name}.service"
-        main = next((each for each in _DIRECTORIES if os.path.lexists(self._root / each / service)), _DIRECTORIES[0])
-        drop_ins = find_drop_ins(self._root, [f"{each}/{service}.d" for each in _DIRECTORIES], self._unread)
-        paths = [self._root / main / service, *(drop_ins[each] for each in sorted(drop_ins, key=os.fsencode))]
+        found = (self._root / each / service for each in _DIRECTORIES)
+        main = next(filter(os.path.lexists, found), self._root / _DIRECTORIES[-1] / service)
+        if is_mask(main):
+            return UnitCommand((), {}, (), (f"{self._shown(main)} masks the unit",))
+        drop_ins = find_drop_ins(self._root, _drop_in_directories(self._name), self._unread)
+        paths = [main, *(drop_ins[each] for each in sorted(drop_ins, key=os.fsencode))]
         settings: dict[str, list[str]] = {"ExecStart": [], "Environment": [], "EnvironmentFile": []}
         for path in paths:
             for _, section, key, value in self._assignments(path):
@@ -179,21 +214,26 @@ class _UnitReader:
         return _SPECIFIER.sub(lambda match: names[match[1]], value)
 
     def _variables(self, value: str) -> dict[str, str]:
-        """Return the variables of an environment file; a file with a dash before its path may be missing."""
-        path = self._root / value.lstrip("-").lstrip("/")
-        if any(each in value for each in "*?["):
-            self._unread.append(f"environment files {value.lstrip('-')}: patterns are not read")
-            return {}
-        if value.startswith("-") and not os.path.lexists(path):
-            return {}
-        try:
-            lines = list(numbered_lines(read_text(path)))
-        except OSError as error:
-            self._fail(path, error)
-            return {}
-        self._sources.append(self._shown(path))
-        pairs = (line.partition("=")[::2] for _, line in lines if "=" in line)
-        return {key.strip(): _unquoted(each.strip()) for key, each in pairs}
+        """Return the variables of environment files; a path or pattern after a dash may name no file.
+
+        Source: systemd.exec(5), ``EnvironmentFile=``; glob(3).
+        """
+        pattern = value.removeprefix("-")
+        # As glob(3), unlike Path.glob: no names with a leading dot, and no recursion by two asterisks.
+        found = sorted(glob(pattern.lstrip("/"), root_dir=self._root), key=os.fsencode)  # noqa: PTH207
+        if not found and not value.startswith("-"):
+            self._unread.append(f"cannot read {pattern}: {os.strerror(errno.ENOENT)}")
+        variables: dict[str, str] = {}
+        for path in (self._root / each for each in found):
+            try:
+                lines = list(numbered_lines(read_text(path)))
+            except OSError as error:
+                self._fail(path, error)
+                continue
+            self._sources.append(self._shown(path))
+            pairs = (line.partition("=")[::2] for _, line in lines if "=" in line)
+            variables |= {key.strip(): _unquoted(each.strip()) for key, each in pairs}
+        return variables
 
     def _expanded(self, words: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
         for word in words:

@@ -223,11 +223,11 @@ def test_files_that_cannot_be_used_are_unread_and_a_later_file_is_in_force(tmp_p
         (
             {
                 "etc/systemd/system/kubelet.service": (
-                    "[Service]\nEnvironmentFile=-/etc/kube/*.env\nExecStart=/bin/kubelet $ARGS"
+                    "[Service]\nEnvironmentFile=/etc/kube/*.env\nExecStart=/bin/kubelet $ARGS"
                 )
             },
             None,
-            "environment files /etc/kube/*.env: patterns are not read",
+            "cannot read /etc/kube/*.env: No such file or directory",
         ),
     ],
 )
