@@ -24,6 +24,12 @@ from nodeagent.daemon.documents import Status
 from nodeagent.daemon.node_filesystems import NodeFilesystemReader, places, read_places
 from nodeagent.doctor import host_facts
 from nodeagent.doctor.plan import node
+from nodeagent.doctor.plan.containerd import (
+    check_containerd_config,
+    find_disabled_cri,
+    parse_release,
+    patterns_in_directory,
+)
 from nodeagent.doctor.plan.kubelet import (
     check_kubelet,
     check_kubelet_config,
@@ -39,6 +45,7 @@ from nodeagent.eviction.signals import EvictionSignalReader, nodefs_path
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.commands import run
+from nodeagent.host.containerd_config import find_containerd_files, read_containerd_config
 from nodeagent.host.filesystems import filesystem_id
 from nodeagent.host.kubelet_traces import read_kubelet_traces
 from nodeagent.host.logind_config import own_drop_in, read_delay, read_unread_lines, write_drop_in
@@ -47,7 +54,7 @@ from nodeagent.host.server_certificate import read_certificate, server_context
 from nodeagent.host.sockets import group_number
 from nodeagent.host.systemd import read_stop_timeout_us
 from nodeagent.kube.api_credentials import expiry
-from nodeagent.model.node import Certainty, NodeSnapshot, Role
+from nodeagent.model.node import Certainty, ContainerdConfig, NodeSnapshot, Role
 from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.pods.role import read_role
 from nodeagent.record import replace
@@ -63,9 +70,10 @@ from nodeagent.units import SystemClock
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
     from nodeagent.host.dbus import LogindFacts
+    from nodeagent.model.node import RuntimeInfo
     from nodeagent.model.pressure import NodeFilesystem
     from nodeagent.model.runtime import Image
-    from nodeagent.runtime.cri import ImageFsInfo
+    from nodeagent.runtime.cri import ImageFsInfo, RuntimeStatus
     from nodeagent.settings.settings import Settings
 
     Fix = Callable[[Settings], None]
@@ -227,12 +235,14 @@ def agent_findings(settings: Settings) -> Iterator[node.Finding]:
 def runtime_findings(settings: Settings, root: Path = Path("/")) -> Iterator[node.Finding]:
     """Yield the findings on the runtime, its images and its filesystems."""
     try:
-        yield from run_with_agent(settings, _query_runtime)
+        yield from run_with_agent(settings, lambda agent: _query_runtime(agent, root))
     except NodeAgentError as error:
-        yield node.unusable_runtime(str(error), host_facts.read_disabled_cri(root))
+        config = read_containerd_config(find_containerd_files(_socket(_endpoint(settings, root)), root))
+        config = config or ContainerdConfig()
+        yield node.unusable_runtime(str(error), find_disabled_cri(config), config.faults)
 
 
-async def _query_runtime(agent: Agent) -> list[node.Finding]:
+async def _query_runtime(agent: Agent, root: Path) -> list[node.Finding]:
     info = await agent.cri.version()
     status = await agent.cri.status()
     snapshot = await agent.observer.observe(Scope.ALL)
@@ -263,6 +273,8 @@ async def _query_runtime(agent: Agent) -> list[node.Finding]:
     transactional = reads_records and agent.settings.bulk_removal
     findings.append(node.check_image_removal(transactional=transactional, configured=reads_records))
     findings.append(node.check_snapshotter(status.snapshotter))
+    if info.name == "containerd":
+        findings += await asyncio.to_thread(_containerd_findings, agent.cri.socket, root, info, status)
     findings.append(_filesystem_finding(snapshot))
     findings.append(await _held_finding(agent, snapshot))
     findings += [*_unplaced_findings(snapshot), _split_finding(agent, snapshot, await agent.cri.image_fs_info())]
@@ -272,6 +284,13 @@ async def _query_runtime(agent: Agent) -> list[node.Finding]:
     findings.append(node.check_image_use(since, now, maximum_s, gaps))
     findings.append(node.check_clock(_skew_s(snapshot), host_facts.read_clock_synchronised(), snapshot.clock))
     return findings
+
+
+def _containerd_findings(socket: str, root: Path, info: RuntimeInfo, status: RuntimeStatus) -> list[node.Finding]:
+    in_directory = patterns_in_directory(parse_release(info.version))
+    config = read_containerd_config(find_containerd_files(socket, root), patterns_in_directory=in_directory)
+    reported = {"sandbox_image": status.sandbox_image, "snapshotter": status.snapshotter}
+    return list(check_containerd_config(config, info.version, **reported))
 
 
 async def _held_finding(agent: Agent, snapshot: NodeSnapshot) -> node.Finding:

@@ -10,7 +10,6 @@ import re
 import stat
 import sys
 import tempfile
-import tomllib
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -26,11 +25,6 @@ _SYSTEMD_ANALYZE_WITHIN_S: Final = 20
 _SYSTEMCTL_WITHIN_S: Final = 5
 _HOMES: Final = (PurePath("/home"), PurePath("/root"))
 _POD_CGROUPS: Final = "/sys/fs/cgroup/kubepods"
-_CONTAINERD_CONFIG: Final = "etc/containerd/config.toml"
-_CRI_PLUGINS: Final = frozenset(
-    {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"}
-)
-_DISABLED_PLUGINS: Final = re.compile(r"""^\s*["']?disabled_plugins["']?\s*=""")
 _EXPOSURE: Final = re.compile(r"exposure level for \S+: ([0-9.]+)")
 
 
@@ -65,34 +59,6 @@ def read_psi_resources(root: Path) -> list[str]:
     Source: kernel PSI document.
     """
     return [name for name in ("memory", "io") if (root / "proc/pressure" / name).exists()]
-
-
-def read_disabled_cri(root: Path) -> str:
-    """Return the file and line of containerd's setting that disables its CRI plugin; empty if none is found.
-
-    Source: containerd-config.toml(5), ``disabled_plugins`` and ``imports``: the lists of all imported files are joined.
-    """
-    unread, seen = [root / _CONTAINERD_CONFIG], set[Path]()
-    while unread:
-        path = unread.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        try:
-            text = path.read_text()
-            config = tomllib.loads(text)
-        except (OSError, ValueError):
-            continue
-        if _CRI_PLUGINS.intersection(_texts(config.get("disabled_plugins"))):
-            lines = enumerate(text.splitlines(), start=1)
-            return f"{path}:{next((number for number, line in lines if _DISABLED_PLUGINS.match(line)), 1)}"
-        for each in filter(None, _texts(config.get("imports"))):
-            unread += root.glob(each.lstrip("/")) if each.startswith("/") else path.parent.glob(each)
-    return ""
-
-
-def _texts(value: object) -> list[str]:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def read_clock_synchronised() -> bool | None:

@@ -9,16 +9,14 @@ can name another file in the mount namespace of the agent, or the database of an
 from __future__ import annotations
 
 import os
-import socket
 import struct
 from pathlib import Path
 from typing import Final
 
 from nodeagent.files import closing_descriptor
-from nodeagent.host.sockets import read_peer
+from nodeagent.host.sockets import read_listener
 from nodeagent.record import Record
 
-_CONNECT_WITHIN_S: Final = 1.0
 _META: Final = struct.Struct("=16xIII36xQ")
 """Magic number, version, page size and transaction of a meta page. Source: bbolt, ``page`` and ``common.Meta``."""
 _MAGIC: Final = 0xED0CDAED
@@ -45,7 +43,7 @@ def read_database_revision(runtime_socket: str, path: str, root: Path = Path("/"
         root: directory that contains ``proc``.
     """
     try:
-        pid = _listener(runtime_socket)
+        pid = read_listener(runtime_socket)
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with closing_descriptor(opened) as descriptor:
             found = os.fstat(descriptor)
@@ -56,13 +54,6 @@ def read_database_revision(runtime_socket: str, path: str, root: Path = Path("/"
     if pid <= 0 or transaction is None or not _is_locked(locks, pid, found):
         return None
     return DatabaseRevision(pid, found.st_dev, found.st_ino, transaction)
-
-
-def _listener(path: str) -> int:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-        connection.settimeout(_CONNECT_WITHIN_S)
-        connection.connect(path)
-        return read_peer(connection).pid
 
 
 def _transaction(descriptor: int) -> int | None:

@@ -190,6 +190,18 @@ def group_number(name: str) -> int | None:
         return None
 
 
+def read_listener(path: str) -> int:
+    """Return the PID of the process that listens on a Unix socket; 0 for a process outside of this PID namespace.
+
+    Raises:
+        OSError: no process accepts a connection within 1 s.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(_CONNECT_WITHIN_S)
+        connection.connect(path)
+        return read_peer(connection).pid
+
+
 def read_peer(connection: socket.socket) -> Peer:
     """Return the credentials of a connection's peer.
 

@@ -114,6 +114,43 @@ class LogindLine(Record):
         return f"{self.path}:{self.number}"
 
 
+class ContainerdLine(Record):
+    """One value in a configuration file of containerd.
+
+    Attributes:
+        path: the file, as containerd names it.
+        number: first line of the assignment or table header in the file, from 1.
+        keys: keys from the top of the document, such as ``("plugins", "io.containerd.grpc.v1.cri", "sandbox_image")``.
+        value: the value; an empty mapping for a table header.
+    """
+
+    path: PurePath
+    number: int
+    keys: tuple[str, ...]
+    value: object
+
+    @property
+    def place(self) -> str:
+        """Return the file and the line."""
+        return f"{self.path}:{self.number}"
+
+
+class ContainerdConfig(Record):
+    """Configuration files of containerd.
+
+    Attributes:
+        files: the main file and the imported files, each as its values in the order of its lines, in the order in
+            which containerd merges the files; empty without a main file.
+        unread: files beside the main file that no import names.
+        faults: reasons why containerd does not start with these files, or why they cannot be read; the values are
+            unknown then.
+    """
+
+    files: tuple[tuple[ContainerdLine, ...], ...] = ()
+    unread: tuple[tuple[ContainerdLine, ...], ...] = ()
+    faults: tuple[str, ...] = ()
+
+
 class KubeletConfig(Record):
     """Configuration of a kubelet.
 

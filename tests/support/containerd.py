@@ -206,6 +206,10 @@ class Containerd:
         """Run ``ctr`` of this version and return its output; raise ContainerdError with its error output."""
         return _run(self._inside("ctr", "--address", str(self.socket), "--namespace", namespace, *arguments), stdin)
 
+    def dump_config(self, file: Path) -> str:
+        """Return the configuration that this version reads from a file and its imports, with all defaults."""
+        return _run(self._inside("containerd", "--config", str(file), "config", "dump"))
+
     def import_images(self, archive: images.Archive | Path, *, pulled: bool = False, into: str = "overlayfs") -> None:
         """Import an archive and, if its contents are known, wait until CRI lists all its images.
 

@@ -145,15 +145,22 @@ def check_lock(held: bool, because: str, *, off: str) -> Finding:  # noqa: FBT00
     return Finding.warning("inhibitor", because, "start the daemon: systemctl start nodeagent")
 
 
-def unusable_runtime(error: str, cri_disabled_at: str) -> Finding:
-    """Return the finding on a runtime without answer; ``cri_disabled_at`` is the line that disables CRI, or empty."""
-    if not cri_disabled_at:
-        return Finding.problem("runtime", error, "systemctl status containerd; or set runtime.endpoint")
-    return Finding.problem(
-        "runtime",
-        f"{error}; {cri_disabled_at}: disabled_plugins disables CRI, as in the containerd package of Docker",
-        "remove the CRI plugin from disabled_plugins and restart containerd; or set runtime.endpoint",
-    )
+def unusable_runtime(error: str, cri_disabled_at: str, faults: Iterable[str] = ()) -> Finding:
+    """Return the finding on a runtime without answer.
+
+    Args:
+        error: error of the call.
+        cri_disabled_at: file and line that disables containerd's CRI plugin; empty if none is found.
+        faults: faults in containerd's configuration.
+    """
+    if cri_disabled_at:
+        return Finding.problem(
+            "runtime",
+            f"{error}; {cri_disabled_at}: disabled_plugins disables CRI, as in the containerd package of Docker",
+            "remove the CRI plugin from disabled_plugins and restart containerd; or set runtime.endpoint",
+        )
+    evidence = "; ".join([error, *faults])
+    return Finding.problem("runtime", evidence, "systemctl status containerd; or set runtime.endpoint")
 
 
 def check_image_removal(*, transactional: bool, configured: bool) -> Finding:

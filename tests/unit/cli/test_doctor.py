@@ -274,8 +274,17 @@ def test_line_that_disables_cri_is_named_for_a_runtime_without_an_answer(
     write(tmp_path, "etc/containerd/config.toml", 'disabled_plugins = ["cri"]\n')
     (known,) = checks.runtime_findings(node_settings, tmp_path)
     assert known.verdict is unknown.verdict is Grade.PROBLEM
-    assert f"{tmp_path}/etc/containerd/config.toml:1: disabled_plugins" in known.evidence
+    assert "; /etc/containerd/config.toml:1: disabled_plugins" in known.evidence
     assert ("disabled_plugins" in known.fix, "disabled_plugins" in unknown.evidence) == (True, False)
+
+
+def test_faults_of_the_configuration_are_named_for_a_runtime_without_an_answer(
+    node_settings: Settings, tmp_path: Path
+) -> None:
+    write(tmp_path, "etc/containerd/config.toml", 'imports = ["a.toml"]\n')
+    (finding,) = checks.runtime_findings(node_settings, tmp_path)
+    expected = "; /etc/containerd/config.toml:1: cannot read /etc/containerd/a.toml: No such file or directory"
+    assert finding.evidence.endswith(expected)
 
 
 def test_lines_of_logind_without_effect_are_named(node_settings: Settings, tmp_path: Path) -> None:

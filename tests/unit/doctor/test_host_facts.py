@@ -12,7 +12,6 @@ from nodeagent.doctor.host_facts import (
     is_hidden,
     probe_directory,
     read_cgroup_controllers,
-    read_disabled_cri,
     read_psi_resources,
 )
 
@@ -48,38 +47,6 @@ def test_file_in_place_of_a_directory_is_a_problem(tmp_path: Path) -> None:
     write(tmp_path, "state")
     probe = probe_directory(tmp_path / "state")
     assert (probe.problem, probe.available_bytes) == ("Not a directory", None)
-
-
-CONFIG = "etc/containerd/config.toml"
-DISABLED_CRI = {
-    "docker": ({CONFIG: '# c\ndisabled_plugins = ["cri"]\n'}, f"{CONFIG}:2"),
-    "several-lines": ({CONFIG: '\ndisabled_plugins = [\n  "a",\n  "io.containerd.grpc.v1.cri",\n]\n'}, f"{CONFIG}:2"),
-    "containerd-2": ({CONFIG: '"disabled_plugins" = ["io.containerd.cri.v1.runtime"]\n'}, f"{CONFIG}:1"),
-    "import": (
-        {
-            CONFIG: 'imports = ["/etc/containerd/conf.d/*.toml"]\n',
-            "etc/containerd/conf.d/a.toml": "disabled_plugins=['cri']",
-        },
-        "etc/containerd/conf.d/a.toml:1",
-    ),
-    "relative-import": (
-        {CONFIG: 'imports = ["b.toml", "none.toml"]\n', "etc/containerd/b.toml": "disabled_plugins=['cri']"},
-        "etc/containerd/b.toml:1",
-    ),
-    "import-of-itself": ({CONFIG: 'imports = ["config.toml", ""]\n'}, ""),
-    "other-plugins": ({CONFIG: 'disabled_plugins = ["btrfs", 7]\n'}, ""),
-    "comment": ({CONFIG: '#disabled_plugins = ["cri"]\n'}, ""),
-    "invalid": ({CONFIG: 'disabled_plugins = ["cri"\n'}, ""),
-    "no-list": ({CONFIG: 'disabled_plugins = "cri"\n'}, ""),
-    "no-file": ({}, ""),
-}
-
-
-@pytest.mark.parametrize(("files", "expected"), DISABLED_CRI.values(), ids=DISABLED_CRI)
-def test_line_that_disables_cri_is_found(tmp_path: Path, files: dict[str, str], expected: str) -> None:
-    for name, text in files.items():
-        write(tmp_path, name, text)
-    assert read_disabled_cri(tmp_path) == (f"{tmp_path}/{expected}" if expected else "")
 
 
 def test_journald_is_found_by_its_socket(tmp_path: Path) -> None:
