@@ -6,6 +6,7 @@ read older files. The rules of the merge differ between releases: see ``nodeagen
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ from nodeagent.record import Record, replace
 _ROOT = Path("/")
 _DEFAULT: Final = "/etc/containerd/config.toml"
 _DROP_INS: Final = "conf.d"
+_START_TOLERANCE_S: Final = 1.0
+"""The start of a process is known in ticks since the boot, whose time is rounded to seconds."""
 _MAX_FILES: Final = 200
 _MAX_LINES: Final = 200
 """Maximum number of lines of a value: each further line requires another attempt to parse the value."""
@@ -40,6 +43,7 @@ class ContainerdFiles(Record):
         root: directory that the absolute paths are below: the root of the process, which can be in another mount
             namespace.
         is_running: whether the files are those of a running process.
+        started_s: start of the process in seconds since the epoch; infinite without a process.
     """
 
     main: str = _DEFAULT
@@ -47,6 +51,7 @@ class ContainerdFiles(Record):
     directory: str = "/"
     root: Path = _ROOT
     is_running: bool = False
+    started_s: float = math.inf
 
 
 def find_containerd_files(socket: str, root: Path = _ROOT) -> ContainerdFiles:
@@ -63,7 +68,8 @@ def find_containerd_files(socket: str, root: Path = _ROOT) -> ContainerdFiles:
         words = process.cmdline()
         own_root = Path(f"/proc/{process.pid}/root")
         own_root.stat()
-        found = ContainerdFiles(directory=process.cwd(), root=own_root, is_running=True)
+        directory, started_s = process.cwd(), process.create_time()
+        found = ContainerdFiles(directory=directory, root=own_root, is_running=True, started_s=started_s)
     own_unit = not words and has_unit(root, "containerd")
     if own_unit:
         words = read_unit_command(root, "containerd").words
@@ -100,6 +106,7 @@ class _Reader:
         self._files = files
         self._patterns_in_directory = patterns_in_directory
         self._faults: list[str] = []
+        self._changed: list[str] = []
 
     def has_main(self) -> bool:
         return os.path.lexists(self._on_disk(self._main))
@@ -116,6 +123,8 @@ class _Reader:
                 break
             try:
                 found[path] = tuple(_read_lines(path, self._on_disk(path)))
+                if self._on_disk(path).stat().st_mtime > self._files.started_s + _START_TOLERANCE_S:
+                    self._changed.append(str(path))
             except OSError as error:
                 self._faults.append(f"{named_by}cannot read {path}: {error.strerror or error}")
                 continue
@@ -126,7 +135,8 @@ class _Reader:
                 if line.keys == ("imports",):
                     pending += ((each, f"{line.place}: ") for each in self._imported(line))
         unread = (self._lines_of_unread(path) for path in self._beside() if path not in found)
-        return ContainerdConfig(tuple(found.values()), tuple(filter(None, unread)), tuple(self._faults))
+        files, faults, changed = tuple(found.values()), tuple(self._faults), tuple(self._changed)
+        return ContainerdConfig(files, tuple(filter(None, unread)), faults, changed)
 
     def _imported(self, line: ContainerdLine) -> Iterator[PurePath]:
         """Yield the absolute paths of the files that an assignment of ``imports`` names."""

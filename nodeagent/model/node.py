@@ -144,11 +144,13 @@ class ContainerdConfig(Record):
         unread: files beside the main file that no import names.
         faults: reasons why containerd does not start with these files, or why they cannot be read; the values are
             unknown then.
+        changed: paths of files that were changed after the start of containerd, so that it may have read other values.
     """
 
     files: tuple[tuple[ContainerdLine, ...], ...] = ()
     unread: tuple[tuple[ContainerdLine, ...], ...] = ()
     faults: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 class KubeletConfig(Record):

@@ -134,7 +134,7 @@ def check_containerd_config(
     if merged is None:
         yield Finding.skipped(_CHECK, f"rules of the configuration of containerd {version} not known")
         return
-    yield _settings_finding(merged, {SANDBOX_IMAGE: sandbox_image, SNAPSHOTTER: snapshotter})
+    yield _settings_finding(merged, {SANDBOX_IMAGE: sandbox_image, SNAPSHOTTER: snapshotter}, config.changed)
     for each in sorted(merged.ineffective, key=lambda each: (str(each.line.path), each.line.number)):
         text = f"{each.line.keys[-1]} = {_written(each.line)}"
         yield Finding.warning(_FILES_CHECK, f"{each.line.place}: {text} has no effect: {each.reason}", each.fix)
@@ -245,9 +245,9 @@ def _merge_values(files: Sequence[File]) -> Merged:
     return Merged(found, overridden, tuple(ineffective))
 
 
-def _settings_finding(merged: Merged, reported: Mapping[_Setting, str | None]) -> Finding:
+def _settings_finding(merged: Merged, reported: Mapping[_Setting, str | None], newer: Sequence[str]) -> Finding:
     parts: list[str] = []
-    changed: list[str] = []
+    changed = [f"{each} was changed after the start of containerd, which can use other values" for each in newer]
     for setting, line in merged.deciding.items():
         value = reported.get(setting)
         if line is None:
@@ -258,7 +258,8 @@ def _settings_finding(merged: Merged, reported: Mapping[_Setting, str | None]) -
             overridden = "".join(f", overrides {each.place}" for each in merged.overridden[setting])
             parts.append(f"{setting.name} {_written(line)} ({line.place}{overridden})")
     if changed:
-        return Finding.warning(_CHECK, "; ".join(changed), "restart containerd: it reads its files at its start")
+        evidence = "; ".join([*changed, *([f"in the files: {', '.join(parts)}"] if parts else [])])
+        return Finding.warning(_CHECK, evidence, "restart containerd: it reads its files at its start")
     return Finding.ok(_CHECK, ", ".join(parts))
 
 

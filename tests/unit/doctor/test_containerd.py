@@ -15,6 +15,7 @@ from nodeagent.doctor.plan.containerd import (
 )
 from nodeagent.doctor.plan.node import Finding, Grade
 from nodeagent.host.containerd_config import ContainerdFiles, read_containerd_config
+from nodeagent.record import replace
 from tests.support.containerd_trees import MAIN, OLD, TREES, V2, imports, write_tree
 
 if TYPE_CHECKING:
@@ -236,12 +237,23 @@ def test_settings_that_the_running_containerd_reports_decide(tmp_path: Path) -> 
     (changed,) = found(config, OLD_RELEASE, sandbox_image="a/b:1", snapshotter="overlayfs")
     assert changed == Finding.warning(
         "containerd-config",
-        "/c/config.toml:6 sets snapshotter native, but containerd uses overlayfs",
+        "/c/config.toml:6 sets snapshotter native, but containerd uses overlayfs; in the files: sandbox image a/b:1 "
+        "(/c/config.toml:3), discard_unpacked_layers true (/c/config.toml:7)",
         "restart containerd: it reads its files at its start",
     )
     (default,) = found(read(tmp_path / "b", {MAIN: V2}), OLD_RELEASE, sandbox_image="a/b:1", snapshotter="native")
     assert default.evidence == (
         "sandbox image a/b:1 (set by no file), snapshotter native (set by no file), discard_unpacked_layers: default"
+    )
+
+
+def test_settings_in_a_file_that_was_changed_after_the_start_are_a_warning(tmp_path: Path) -> None:
+    config = replace(read(tmp_path, TREES["version-3"]), changed=("/c/config.toml",))
+    (finding,) = found(config, NEW_RELEASE)
+    assert finding.verdict is Grade.WARNING
+    assert finding.evidence.startswith(
+        "/c/config.toml was changed after the start of containerd, which can use other values; in the files: sandbox "
+        "image a/b:1 (/c/config.toml:6), "
     )
 
 

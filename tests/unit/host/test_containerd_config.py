@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path, PurePath
 
 import pytest
@@ -141,6 +142,17 @@ def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path, content: str | byte
     assert found.startswith(fault)
 
 
+def test_file_that_was_changed_after_the_start_of_the_process_is_named(tmp_path: Path) -> None:
+    put(tmp_path, MAIN, "imports = ['a', 'b']")
+    put(tmp_path, "etc/containerd/a", "x=1")
+    put(tmp_path, "etc/containerd/b", "x=1")
+    for name, at_s in ((MAIN, 100), ("etc/containerd/a", 101), ("etc/containerd/b", 102)):
+        os.utime(tmp_path / name, (at_s, at_s))
+    config = read_containerd_config(ContainerdFiles(root=tmp_path, is_running=True, started_s=100))
+    assert config is not None
+    assert config.changed == ("/etc/containerd/b",)
+
+
 def test_number_of_files_is_limited(tmp_path: Path) -> None:
     put(tmp_path, MAIN, "imports = ['d/*']")
     for number in range(201):
@@ -194,4 +206,5 @@ def test_files_of_a_running_process_are_below_its_root(tmp_path: Path) -> None:
         listener.bind(path)
         listener.listen()
         found = find_containerd_files(path, tmp_path)
+    assert found.started_s < time.time()
     assert (found.root, found.directory, found.is_running) == (Path(f"/proc/{os.getpid()}/root"), str(Path.cwd()), True)
