@@ -571,7 +571,7 @@ def examine(
         findings = [node.Finding.ok("configuration", "valid"), *checked]
     triggers = [row for each in findings for row in each.triggers]
     if form in ("table", "wide"):
-        _print(findings, triggers if form == "wide" else ())
+        _print(findings, triggers, wide=form == "wide")
     else:
         document = diagnostics.Doctor(
             findings=tuple(map(diagnostics.FindingDocument.from_value, findings)),
@@ -582,17 +582,30 @@ def examine(
     sys.exit(ExitCode.FAILED if any(each.verdict in failing for each in findings) else ExitCode.DONE)
 
 
-def _print(findings: Sequence[node.Finding], triggers: Sequence[TriggerRow]) -> None:
-    width = max(display_width(each.check) for each in findings)
+_ORDER: Final = (node.Grade.PROBLEM, node.Grade.WARNING, node.Grade.OK, node.Grade.SKIPPED)
+_FOLDED: Final = frozenset({node.Grade.OK, node.Grade.SKIPPED})
+
+
+def _print(findings: Sequence[node.Finding], triggers: Sequence[TriggerRow], *, wide: bool) -> None:
+    """Print problems, warnings and the other findings, which a terminal shows by name only unless ``wide``."""
+    display = standard_output()
+    folded = frozenset[node.Grade]() if wide or display.columns is None else _FOLDED
+    listed = [each for grade in _ORDER for each in findings if each.verdict is grade and grade not in folded]
+    width = max((display_width(each.check) for each in listed), default=0)
     words = max(len(each.verdict.value) for each in findings)
     lines = []
-    for each in findings:
+    for each in listed:
         label = f"{each.verdict.value:<{words}}  {each.check}{' ' * (width - display_width(each.check))}  "
         lines.append(Line(f"{label}{each.evidence}", _STYLES[each.verdict], hang=len(label)))
         if each.fix:
             lines.append(Line(f"  fix: {each.fix}", hang=len("  fix: ")))
-    lines.append(Line(summary(findings)))
-    standard_output().write([*lines, *trigger_lines(triggers)])
+    for grade in _ORDER:
+        checks = [each.check for each in findings if each.verdict is grade and grade in folded]
+        if checks:
+            label = f"{grade.value:<{words}}  "
+            lines.append(Line(f"{label}{', '.join(dict.fromkeys(checks))}", _STYLES[grade], hang=len(label)))
+    lines.append(Line(f"{summary(findings)}{'; -o wide lists all' if folded else ''}"))
+    display.write([*lines, *(trigger_lines(triggers) if wide else ())])
 
 
 def trigger_lines(triggers: Sequence[TriggerRow]) -> list[Line]:

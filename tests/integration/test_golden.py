@@ -93,7 +93,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "shutdown without an option": (),
     "shutdown status": (),
     "shutdown at-stop": (),
-    "doctor": (),
+    "doctor": ("-o", "wide"),
     "pause": ("--for", "59m59s", "--why", "maintenance of the registry"),
     "status paused": (),
     "trigger paused": ("images",),

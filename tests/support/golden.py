@@ -78,7 +78,7 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"(?<=\b2026…)[0-9a-f]{5}\b", "ab34c"),
         (r"(?<![\w-])(?!123456789012\b)[0-9a-f]{12}(?![\w-])", "0123456789ab"),
         (r"(2026-03-04T12:00:00\.000Z\s+)\(\d\w*\)", r"\1(9s)"),
-        (rf"^\w+ +({'|'.join(_MACHINE_CHECKS)}) .*\n((?: {{20}}|  fix: | {{7}}\S).*\n)*", r"...      \1\n"),
+        (rf"^\w+ +({'|'.join(_MACHINE_CHECKS)}) .*\n((?: {{20}}|  fix: | {{7}}\S).*\n)*", ""),
         (r"^(\d+ checks:) .*$", r"\1 ..."),
         (r"\bdetected( +)\d+s ago, (?=last used|no use)", r"detected\1 9s ago, "),
         (r", last used \d+s ago", ", last used 9s ago"),

@@ -147,7 +147,8 @@ def doctor(
     """Check the node: verdict, evidence and fix per check.
 
     --fix-logind writes a drop-in with an InhibitDelayMaxSec= that covers all phases of a graceful shutdown.
-    -o wide adds every trigger of the tasks of kubelet and agent, and which side acts first at which value.
+    Problems and warnings are listed first; a terminal shows the names of the other checks only. -o wide lists all, and
+    every trigger of the tasks of kubelet and agent: which side acts first at which value.
     """
     from nodeagent.cli.doctor import (  # noqa: PLC0415
         examine,

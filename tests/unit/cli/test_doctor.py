@@ -21,6 +21,7 @@ from nodeagent.settings.loading import load
 from nodeagent.settings.settings import ControlSettings
 from tests.support.kubelet_tree import add_process, make_node
 from tests.support.other_user import as_other_user
+from tests.support.terminal import in_pipe, on_terminal
 from tests.unit.cli.served_process import served
 
 if TYPE_CHECKING:
@@ -56,6 +57,25 @@ def write(root: Path, name: str, text: str = "") -> None:
 def test_summary_counts_problems_and_warnings(problems: int, warnings: int, text: str) -> None:
     verdicts = [Grade.OK, *[Grade.PROBLEM] * problems, *[Grade.WARNING] * warnings]
     assert summary([Finding("agent", each, "evidence") for each in verdicts]) == text
+
+
+def test_terminal_shows_problems_first_and_only_the_names_of_other_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Finding("one", Grade.OK, "fine"), Finding("two", Grade.SKIPPED, "off"), Finding("three", Grade.OK, "good")]
+    found += [Finding("four", Grade.WARNING, "bad"), Finding("five", Grade.PROBLEM, "worse", "mend it")]
+    monkeypatch.setattr(checks, "run_checks", lambda *_, **__: found)
+    config = tmp_path / "config.toml"
+    config.write_text("")
+    command = ("doctor", "--config", str(config))
+    problems = ["problem  five  worse", "  fix: mend it", "warning  four  bad"]
+    shown = on_terminal(80, *command).out.splitlines()
+    assert shown[:-1] == [*problems, "ok       configuration, one, three", "skipped  two"]
+    assert shown[-1] == "6 checks: 1 problem, 1 warning; -o wide lists all"
+    for all_of_them in (in_pipe(*command), on_terminal(80, *command, "-o", "wide")):
+        lines = [line.split() for line in all_of_them.out.splitlines()]
+        assert [line[1] for line in lines if line[0] in ("ok", "skipped")] == ["configuration", "one", "three", "two"]
+        assert lines[0] == ["problem", "five", "worse"]
 
 
 @pytest.mark.usefixtures("proc")
