@@ -51,6 +51,13 @@ def pass_ids(ctx: typer.Context) -> list[str]:
     return _asked(ctx, "History", fields, lambda document: (each["id"] for each in document["passes"]))
 
 
+def reason_codes() -> list[str]:
+    """Return all reason codes, and ``all``."""
+    from nodeagent.model.reason_codes import ReasonCode  # noqa: PLC0415
+
+    return ["all", *(each.value for each in ReasonCode)]
+
+
 def setting_keys() -> list[str]:
     """Return the keys of all settings."""
     from nodeagent.config.validation import settings_of  # noqa: PLC0415

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.display import Line, warn
+from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.reading import read, show_document
-from nodeagent.cli.table import ago, size
+from nodeagent.cli.table import ago, short_reference, size
 from nodeagent.gc.documents.passes import Explained, ExplanationDocument
 from nodeagent.units import format_time
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
 
-_MAX_SHARING: Final = 10
 _LABEL: Final = 15
 _OTHERS: Final = {
     "container": "container snapshots of this image or of images with common layers",
@@ -46,6 +47,26 @@ def show(source: Source, name: str, form: str) -> None:
         hint = f"; did you mean {' or '.join(found.similar)}?" if found.similar else ""
         fail(f"{name}: no such image, container or pod on this node or in the history{hint}", ExitCode.USAGE)
     show_document(found, form, _lines)
+
+
+def show_reason(code: str) -> None:
+    """Print the meaning of a reason code and what to do about it; ``all`` prints every code."""
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only here
+
+    from nodeagent.model.reason_glossary import GLOSSARY  # noqa: PLC0415
+
+    codes = {each.value: each for each in GLOSSARY}
+    chosen = list(codes) if code == "all" else [code]
+    if not set(chosen) <= codes.keys():
+        similar = [each for each in codes if code and code in each][:3] or get_close_matches(code, codes, n=3)
+        hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
+        fail(f"{code}: no such reason code{hint}; 'nodeagent explain --reason all' lists all", ExitCode.USAGE)
+    lines = []
+    for each in chosen:
+        meaning = GLOSSARY[codes[each]]
+        lines.append(Line(each, "bold").append(f"  {meaning.items}", "dim"))
+        lines += [Line(f"  {text}", hang=2) for text in (meaning.text, meaning.advice) if text]
+    standard_output().write(lines)
 
 
 def _lines(found: ExplanationDocument, _: int | None) -> Iterator[Line]:
@@ -103,9 +124,11 @@ def _image_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
     if sharing is None:
         return
     yield "layers", f"{size(sharing.unique_bytes)} of this image only, {size(sharing.shared_bytes)} shared"
-    for image in sharing.with_images[:_MAX_SHARING]:
-        yield "shares layers", f"{size(image.bytes)} with image {image.name}"
-    if len(sharing.with_images) > _MAX_SHARING:
-        yield "", f"and with {len(sharing.with_images) - _MAX_SHARING} more images"
-    for each in sharing.with_others:
-        yield "shares layers", f"{size(each.bytes)} with {_OTHERS.get(each.kind, each.kind)}"
+    shared = []
+    for size_bytes, same in groupby(sharing.with_images, attrgetter("bytes")):
+        image, *others = same
+        more = f" and {len(others)} more images" if len(others) > 1 else " and 1 more image" if others else ""
+        shared.append(f"{size(size_bytes)} with {short_reference(image.name)}{more}")
+    shared += [f"{size(each.bytes)} with {_OTHERS.get(each.kind, each.kind)}" for each in sharing.with_others]
+    if shared:
+        yield "shares layers", "; ".join(shared)

@@ -143,9 +143,9 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ),
     ),
     "explain": (
+        ("Explain a reason code of a list or plan", "nodeagent explain --reason gain-too-small"),
         ("Explain why an image is kept or removed", "nodeagent explain docker.io/library/nginx:1.25"),
         ("Explain the containers, sandboxes and logs of a pod", "nodeagent explain shop/redis-0"),
-        ("Explain a container by the beginning of its id", "nodeagent explain 9ca87484038f"),
     ),
     "history": (
         ("List the passes of the last day", "nodeagent history --since 24h"),

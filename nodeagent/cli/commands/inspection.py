@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from nodeagent.cli import options
-from nodeagent.cli.completion_values import image_names, item_names, pass_ids
+from nodeagent.cli.completion_values import image_names, item_names, pass_ids, reason_codes
 from nodeagent.cli.listing import CONTAINERS, IMAGES, PASSES, PODS, ListOptions
 from nodeagent.errors import UsageError
 
@@ -162,9 +162,15 @@ def doctor(
 
 def explain(
     item: Annotated[
-        str,
+        str | None,
         typer.Argument(metavar="IMAGE|CONTAINER|POD", help="Name, digest, id or pod UID", autocompletion=item_names),
-    ],
+    ] = None,
+    reason: Annotated[
+        str | None,
+        typer.Option(
+            "--reason", metavar="CODE", help="Explain a reason code instead; 'all': all", autocompletion=reason_codes
+        ),
+    ] = None,
     config: options.ConfigOption = None,
     endpoint: options.EndpointOption = None,
     output: options.OutputOption = options.Output.TABLE,
@@ -173,10 +179,18 @@ def explain(
     """Explain the verdict of an image, container or pod.
 
     An image is given by name, digest or id; a container by id or [[NAMESPACE/]POD/]NAME; a pod by UID or
-    [NAMESPACE/]NAME. Past removals are listed too.
+    [NAMESPACE/]NAME. Past removals are listed too. With --reason, the meaning of a reason code and what to do about it
+    are printed; the code of an item is in the lists, plans and the history.
     """
-    from nodeagent.cli.explain import show  # noqa: PLC0415
+    from nodeagent.cli.explain import show, show_reason  # noqa: PLC0415
 
+    if (item is None) is (reason is None):
+        raise UsageError("explain one of them: the name, digest or id of an item, or --reason CODE")
+    if item is None:
+        if output is not options.Output.TABLE:
+            raise UsageError("--reason: the meaning of a reason code has no other form than a table")
+        show_reason(reason or "")
+        return
     show(options.Source(config, options.at_endpoint(endpoint), direct), item, output.value)
 
 
