@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple, Self
@@ -191,6 +192,38 @@ def say(line: str) -> None:
 def warn(line: str) -> None:
     """Write one escaped line to standard error."""
     sys.stderr.write(f"{escape(line)}\n")
+
+
+_WORKING_AFTER_S: Final = 0.5
+
+
+@contextmanager
+def working() -> Iterator[None]:
+    """Show the elapsed seconds on a terminal while the block takes longer than half a second; clear them at its end."""
+    if not (sys.stdout.isatty() and sys.stderr.isatty()) or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    done, terminal = threading.Event(), sys.stderr
+
+    def show() -> None:
+        seconds = 0
+        within_s = _WORKING_AFTER_S
+        while not done.wait(within_s):
+            terminal.write(f"\r\x1b[Kworking, {seconds} s" if seconds else "working")
+            terminal.flush()
+            within_s = 1.0 if seconds else 1.0 - _WORKING_AFTER_S
+            seconds += 1
+        if seconds:
+            terminal.write("\r\x1b[K")
+            terminal.flush()
+
+    shower = threading.Thread(target=show, daemon=True)
+    shower.start()
+    try:
+        yield
+    finally:
+        done.set()
+        shower.join()
 
 
 def standard_output() -> Display:

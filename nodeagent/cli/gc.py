@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.common import encode
 from nodeagent.cli.control_client import ControlConnection, daemon_for_user
-from nodeagent.cli.display import Line, say, standard_output, warn, warning_lines
+from nodeagent.cli.display import Line, say, standard_output, warn, warning_lines, working
 from nodeagent.cli.du import breakdown_lines, usage_lines
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.options import Source, duration_s
@@ -359,7 +359,8 @@ def _collect_through_agent(request: CollectOptions, agent: ControlConnection) ->
     saved: str | None = None
     if not request.yes or request.dry_run:
         fields = {"scope": request.scope, "only": ",".join(request.only)}
-        document = agent.call("Plan", documents.PreviewDocument, fields, within_s=OBSERVED_WITHIN_S)
+        with working():
+            document = agent.call("Plan", documents.PreviewDocument, fields, within_s=OBSERVED_WITHIN_S)
         preview = show_document(request, document)
         predicted = predicted_exit_code(preview)
         if request.dry_run or (predicted is ExitCode.DONE and not preview.acts):
@@ -467,7 +468,8 @@ async def _collect(request: CollectOptions, settings: Settings) -> ExitCode:
 
     warn_of_pause(settings)
     async with open_for_command(settings, record=True, dry_run=False) as agent:
-        preview = await agent.collector.prepare(Scope(request.scope), request.only, request.goal)
+        with working():
+            preview = await agent.collector.prepare(Scope(request.scope), request.only, request.goal)
         if request.is_table:
             show_preview(request, agent, preview)
         window_s = offered_window_s(settings, preview)
@@ -494,7 +496,8 @@ async def _preview(request: CollectOptions, settings: Settings) -> ExitCode:
     from nodeagent.gc.agent_parts import open_previewer  # noqa: PLC0415 - the runtime clients are slow to import
 
     async with open_previewer(settings) as previewer:
-        preview = await previewer.preview(Scope(request.scope), request.only, request.goal)
+        with working():
+            preview = await previewer.preview(Scope(request.scope), request.only, request.goal)
     show_preview(request, previewer, preview)
     if not request.dry_run:
         note_dry_run()

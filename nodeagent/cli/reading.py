@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from nodeagent.api.client import DaemonAbsentError
 from nodeagent.api.common import Document, encode
 from nodeagent.cli import control_client
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Line, standard_output, working
 from nodeagent.cli.options import OPTIONS, Source
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def _run_with(
         async with open_resource() as resource:
             return await work(resource)
 
-    return run_async(run())
+    with working():
+        return run_async(run())
 
 
 def run_async(work: Coroutine[object, object, T]) -> T:
@@ -162,7 +163,8 @@ def ask(
     if path is None:
         return None
     try:
-        return control_client.ControlConnection(path).call(operation, kind, fields, within_s=within_s)
+        with working():
+            return control_client.ControlConnection(path).call(operation, kind, fields, within_s=within_s)
     except DaemonAbsentError:
         return None
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+import threading
+from contextlib import suppress
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 import nodeagent.cli
+from nodeagent.cli import display
 from nodeagent.cli.display import say, warn
 from nodeagent.cli.exit_codes import guarded
 from nodeagent.cli.gc import plan_lines
@@ -140,3 +145,45 @@ def test_formatted_lines_are_written_by_escaping_functions() -> None:
                 if any(isinstance(each, ast.JoinedStr | ast.BinOp) for each in values) and path.name not in exempt:
                     found.add(f"{path.name}:{node.lineno}")
     assert found == set()
+
+
+class _Terminal(StringIO):
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+        self.written = threading.Event()
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def flush(self) -> None:
+        self.written.set()
+
+
+def test_long_work_is_shown_on_a_terminal_and_cleared_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "_WORKING_AFTER_S", 0.0)
+    monkeypatch.setattr(sys, "stdout", _Terminal(is_terminal=True))
+    terminal = _Terminal(is_terminal=True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with suppress(KeyboardInterrupt), display.working():
+        assert terminal.written.wait(60)
+        raise KeyboardInterrupt
+    assert terminal.getvalue().startswith("working")
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "term", "after_s"),
+    [(False, True, "xterm", 0.0), (True, False, "xterm", 0.0), (True, True, "dumb", 0.0), (True, True, "xterm", 60.0)],
+    ids=["output in a pipe", "errors in a file", "dumb terminal", "short work"],
+)
+def test_work_is_not_shown(monkeypatch: pytest.MonkeyPatch, out: bool, err: bool, term: str, after_s: float) -> None:
+    monkeypatch.setattr(display, "_WORKING_AFTER_S", after_s)
+    streams = {"stdout": _Terminal(is_terminal=out), "stderr": _Terminal(is_terminal=err)}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setenv("TERM", term)
+    with display.working():
+        pass
+    assert [each.getvalue() for each in streams.values()] == ["", ""]
