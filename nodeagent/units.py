@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Final, Protocol
 
@@ -113,6 +113,31 @@ def parse_duration_s(text: str) -> float:
     if position == 0:
         raise ValueError(f"an empty text is not a duration: write {DURATION_FORM}")
     return float(total)
+
+
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}.*)?", re.ASCII)
+SINCE_FORM: Final = "a duration such as 2h, today, yesterday, a date such as 2026-03-01, or a date with a time"
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """Return the start of a period that ends ``now``, aware, in UTC.
+
+    The text is a duration before ``now``, ``today`` or ``yesterday`` (since midnight), a date, or an ISO 8601 time.
+    Days begin at local midnight; a time without a zone is local.
+
+    Raises:
+        ValueError: the text has another form, or the time does not exist; the message states the allowed forms.
+    """
+    stripped = text.strip()
+    try:
+        if stripped in ("today", "yesterday"):
+            day = now.astimezone().date() - timedelta(days=stripped == "yesterday")
+            return datetime.combine(day, datetime.min.time()).astimezone(UTC)
+        if _DATE.fullmatch(stripped):
+            return datetime.fromisoformat(stripped).astimezone(UTC)
+        return now - timedelta(seconds=parse_duration_s(stripped))
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{text!r} is not a time: write {SINCE_FORM}") from error
 
 
 def format_quantity(number: int, like: str = "") -> str:

@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from nodeagent import __version__
-from nodeagent.cli.help import EXAMPLES, topics
+from nodeagent.cli.help import ALIASES, EXAMPLES, topics
 from nodeagent.cli.main import app
 from nodeagent.config.validation import settings_of
 from nodeagent.settings.reference import toml_value
@@ -156,6 +156,7 @@ def _overview(root: Context, commands: Iterable[Context]) -> Iterator[nodes.Node
     yield _section("OPTIONS", _parameters(root))
     listed = ((f"{_name(each.info_name)}(1)", _summary(each)) for each in commands)
     yield _section("COMMANDS", _definitions(listed))
+    yield _section("ALIASES", _definitions((each, " ".join(words)) for each, words in ALIASES.items()))
     yield from _exit_status(root)
     yield _section("FILES", _definitions(_FILES.items()))
     yield _section("ENVIRONMENT", _definitions(_VARIABLES.items()))

@@ -1,4 +1,4 @@
-"""Examples of every command, for its help and its manual page."""
+"""Aliases of commands, and the examples of every command for its help and its manual page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,41 @@ from typer.core import TyperGroup
 from nodeagent.cli.display import say
 from nodeagent.errors import UsageError
 
+ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "df": ("du",),
+    "prune": ("gc",),
+    "ps": ("containers",),
+    "undo": ("gc", "undo"),
+}
+"""Command words by alias. Rejected: ``rmi``, since an image is an option value of ``gc images``, not an argument."""
+
+_READING: Final = frozenset(
+    {
+        *("status", "images", "containers", "pods", "explain", "history", "du", "top", "events", "logs", "report"),
+        *("pressure", "node", "node describe", "doctor", "version", "completion", "help", "plan", "plan diff"),
+        *("config", "config check", "config show", "config import", "config default", "config reference"),
+        *("manifest", "manifest rbac", "manifest daemonset", "manifest static-pod", "hold list", "shutdown status"),
+    }
+)
+"""Commands without an effect on the node or the agent unless an option names a file to write.
+
+A group is included if all of its commands are."""
+
+
+def expand_alias(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with an alias in the first place replaced by the words of its command."""
+    return [*ALIASES.get(words[0], words[:1]), *words[1:]] if words else []
+
+
+def alias_text() -> str:
+    """Return the aliases with their commands, such as ``ps (containers)``."""
+    return ", ".join(f"{alias} ({' '.join(words)})" for alias, words in ALIASES.items())
+
+
+def reads_only(words: Sequence[str]) -> bool:
+    """Return whether a command changes nothing, so that an error message may suggest it for a mistyped command."""
+    return " ".join(expand_alias(words)) in _READING
+
 
 def command_help(program: str, tree: Any, words: Sequence[str]) -> str | None:  # noqa: ANN401 - typer has no public type for commands
     """Return the help text of a command; ``None`` for an unknown command.
@@ -23,7 +58,7 @@ def command_help(program: str, tree: Any, words: Sequence[str]) -> str | None:  
         tree: root of the command tree of the parser.
         words: names of the command and its subcommand, such as ``gc`` and ``images``; empty for the program itself.
     """
-    command = tree
+    command, words = tree, expand_alias(words)
     context = typer.Context(command, info_name=program, **command.context_settings)
     for name in words:
         command = command.get_command(context, name) if isinstance(command, TyperGroup) else None
@@ -167,6 +202,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "events": (
         ("Follow the events of the daemon", "nodeagent events"),
         ("Follow the removals as JSON lines", "nodeagent events -o json | grep '\"removal\"'"),
+    ),
+    "logs": (
+        ("Show the last lines of the agent's journal", "nodeagent logs"),
+        ("Follow the journal", "nodeagent logs -f"),
+        ("Show the journal of the last two hours", "nodeagent logs --since 2h"),
     ),
     "report": (
         ("Print the state of this node as one line of JSON", "nodeagent report"),

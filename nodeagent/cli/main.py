@@ -11,6 +11,7 @@ import typer
 
 from nodeagent import __version__
 from nodeagent.cli.exit_codes import EPILOG, guarded
+from nodeagent.cli.help import ALIASES, alias_text
 from nodeagent.cli.options import CommandGroup
 
 
@@ -40,6 +41,7 @@ _COMMANDS: Final[Mapping[str, _Entry]] = {
     "du": _Entry("Inspect", "inspection", "du"),
     "top": _Entry("Inspect", "inspection", "top"),
     "events": _Entry("Inspect", "inspection", "events"),
+    "logs": _Entry("Inspect", "inspection", "logs"),
     "report": _Entry("Inspect", "inspection", "report"),
     "pressure": _Entry(
         *("Inspect", "inspection", "pressure"),
@@ -111,6 +113,23 @@ class _Program(CommandGroup):
         """Return the panel and the description of a command; the options of a single command are not prepared."""
         found = _declared(_COMMANDS[name])
         return super().describe(name) if isinstance(found, typer.Typer) else (_COMMANDS[name].panel, found.__doc__)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - types of a module private to typer
+        """Write the commands, and the aliases on one line."""
+        super().format_commands(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(f"Aliases: {alias_text()}")
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401 - types of a module private to typer
+        """Return the completions of a word: commands, aliases and options."""
+        from typer._click.shell_completion import CompletionItem  # noqa: PLC0415 - as in the completion
+
+        aliases = [
+            CompletionItem(alias, help=f"alias of {' '.join(words)}")
+            for alias, words in ALIASES.items()
+            if alias.startswith(incomplete)
+        ]
+        return [*super().shell_complete(ctx, incomplete), *aliases]
 
 
 app = typer.Typer(

@@ -7,6 +7,7 @@ time.
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from nodeagent.cli.help import example_text
+from nodeagent.cli.help import ALIASES, example_text, expand_alias, reads_only
 from nodeagent.cli.listing import ListOptions, ListView
 from nodeagent.errors import UsageError
 from nodeagent.units import parse_duration_s
@@ -51,6 +52,21 @@ class CommandGroup(TyperGroup):
         if command is not None and examples and not (command.epilog or "").startswith(examples):
             command.epilog = f"{examples}\n\n{command.epilog or ''}".rstrip()
         return command
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - options of typer's group
+        """Create a group without the suggestions of typer, which name commands that remove items too."""
+        super().__init__(**{**options, "suggest_commands": False})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - types of a module private to typer
+        """Return the command named by the first words with its arguments; fail for an unknown command."""
+        group, name = ctx.command_path.split()[1:], args[0]
+        words = args if group else expand_alias(args)
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, words[0]) is None:
+            names = [*self.commands, *([] if group else ALIASES)]
+            similar = [each for each in get_close_matches(name, names) if reads_only([*group, each])]
+            hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
+            ctx.fail(f"no command {' '.join((*group, name))!r}{hint}")
+        return super().resolve_command(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - types of a module private to typer
         """Run a command; reword the error of an invalid option value."""

@@ -1,8 +1,11 @@
-"""Parsing and formatting of quantities, sizes and durations."""
+"""Parsing and formatting of quantities, sizes, durations and times."""
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, strategies as st
@@ -14,7 +17,11 @@ from nodeagent.units import (
     parse_bytes,
     parse_duration_s,
     parse_quantity,
+    parse_since,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 @pytest.mark.parametrize(
@@ -240,3 +247,47 @@ def test_formatted_quantity_is_the_same_number_and_canonical(size_bytes: int) ->
     assert parse_bytes(text) == size_bytes
     number = int(text.rstrip("KMGTPEi"))
     assert number % 1024 or not number or text.endswith("Ei")
+
+
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return a function that sets the local time zone until the end of the test."""
+
+    def set_zone(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield set_zone
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("text", "zone_name", "expected"),
+    [
+        ("2h", "UTC", "2026-03-29T08:30:00+00:00"),
+        ("today", "UTC", "2026-03-29T00:00:00+00:00"),
+        ("today", "Europe/Berlin", "2026-03-28T23:00:00+00:00"),
+        ("yesterday", "Europe/Berlin", "2026-03-27T23:00:00+00:00"),
+        ("today", "Asia/Tokyo", "2026-03-28T15:00:00+00:00"),
+        ("2026-03-29", "Europe/Berlin", "2026-03-28T23:00:00+00:00"),
+        ("2026-03-29T12:00", "Europe/Berlin", "2026-03-29T10:00:00+00:00"),  # after the change to summer time
+        ("2026-03-29 01:00:30", "Europe/Berlin", "2026-03-29T00:00:30+00:00"),
+        ("2026-03-29T12:00:00Z", "Europe/Berlin", "2026-03-29T12:00:00+00:00"),
+        (" 2026-03-29T12:00:00+09:00 ", "Europe/Berlin", "2026-03-29T03:00:00+00:00"),
+        ("0", "UTC", "2026-03-29T10:30:00+00:00"),
+    ],
+)
+def test_start_of_a_period_is_a_duration_a_day_or_a_time(
+    zone: Callable[[str], None], text: str, zone_name: str, expected: str
+) -> None:
+    zone(zone_name)
+    assert parse_since(text, datetime(2026, 3, 29, 10, 30, tzinfo=UTC)).isoformat() == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-2h", "tomorrow", "2026", "2026-13-01", "2026-03-29T25:00", "2026-03-29 x", "1e9h"]
+)
+def test_start_of_a_period_in_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a time: write a duration such as 2h"):
+        parse_since(text, datetime(2026, 3, 29, 10, 30, tzinfo=UTC))

@@ -311,6 +311,37 @@ def events(config: options.ConfigOption = None, output: options.OutputOption = o
     follow_events(config, output.value)
 
 
+def logs(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until interrupted")] = False,
+    lines: Annotated[
+        str,
+        typer.Option(
+            "--lines",
+            "--tail",
+            "-n",
+            metavar="N|all",
+            help="Print the last N lines [default: 100, with --since all]",
+        ),
+    ] = "",
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Only lines since then: 2h, today, 2026-03-01",
+            autocompletion=lambda: ["today", "yesterday"],
+        ),
+    ] = "",
+) -> None:
+    """Show the journal of the agent.
+
+    journalctl prints the journal of the unit nodeagent.service. A date or a time without a zone is local.
+    """
+    from nodeagent.cli.logs import show_journal  # noqa: PLC0415
+
+    show_journal(follow=follow, lines=lines, since=since)
+
+
 def version(
     config: options.ConfigOption = None,
     endpoint: options.EndpointOption = None,
