@@ -40,6 +40,11 @@ def item_names(ctx: typer.Context) -> list[str]:
     ]
 
 
+def namespaces(ctx: typer.Context) -> list[str]:
+    """Return the namespaces of the pods on the node."""
+    return list(dict.fromkeys(_asked(ctx, "PodList", {}, lambda found: (each["namespace"] for each in found["pods"]))))
+
+
 def hold_ids(ctx: typer.Context) -> list[str]:
     """Return the ids of the holds."""
     return _asked(ctx, "Holds", {}, lambda document: (each["id"] for each in document["holds"]))

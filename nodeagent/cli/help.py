@@ -135,11 +135,13 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("List all containers with verdict and reason", "nodeagent containers"),
         (
             "List the dead containers of a namespace",
-            "nodeagent containers --filter namespace=shop --filter state=exited",
+            "nodeagent containers -n shop --filter state=exited",
         ),
+        ("List the containers that fail again and again", "nodeagent containers --filter state=crashloop"),
     ),
     "pods": (
         ("List the pods of the runtime", "nodeagent pods"),
+        ("List the pods of a namespace", "nodeagent pods -n shop"),
         ("Print names only, one per line", "nodeagent pods -o name"),
     ),
     "node describe": (

@@ -6,8 +6,8 @@ the keys of ``--filter``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
@@ -50,6 +50,8 @@ class Column(NamedTuple, Generic[R]):
         scope: the tables that show the column.
         texts: returns the texts compared with ``--filter``; ``None`` for a column without a filter.
         brief: returns the shortened cell for a terminal without ``--no-trunc``; ``None`` for the cell of ``show``.
+        values: returns all values of ``--filter``, in lower case and compared without regard to case; ``None`` for a
+            column with any values.
     """
 
     key: str
@@ -59,6 +61,7 @@ class Column(NamedTuple, Generic[R]):
     scope: ListScope = ListScope.TABLE
     texts: Callable[[R], Sequence[str]] | None = None
     brief: Callable[[R], str] | None = None
+    values: Callable[[], tuple[str, ...]] | None = None
 
 
 def text(
@@ -72,6 +75,7 @@ def text(
     scope: ListScope = ListScope.TABLE,
     texts: Callable[[R], Sequence[str]] | None = None,
     brief: Callable[[R], str] | None = None,
+    values: Callable[[], tuple[str, ...]] | None = None,
 ) -> Column[R]:
     """Return a text column; ``texts`` returns the texts compared with ``--filter``, by default only the value."""
     return Column(
@@ -82,6 +86,7 @@ def text(
         scope,
         texts or (lambda row: (value(row),)),
         brief,
+        values,
     )
 
 
@@ -119,7 +124,7 @@ def count(key: str, title: str, value: Callable[[R], int | None], *, scope: List
         number = value(row)
         return "" if number is None else str(number)
 
-    return Column(key, Heading(title, right=True), value, show, scope)
+    return Column(key, Heading(title, right=True), value, show, scope, lambda row: (show(row, EPOCH),))
 
 
 def since(
@@ -156,6 +161,8 @@ class ListView(NamedTuple, Generic[R]):
         id: returns the id of a row, printed with ``--quiet``.
         name: returns the name of a row, printed with ``-o name``.
         style: returns the style of a row; empty for plain text.
+        namespace: returns the namespace of a row, selected with ``--namespace``; ``None`` for a list without it.
+        in_namespace: columns of a table of one namespace, in place of the columns with the same keys.
     """
 
     rows: str
@@ -163,6 +170,8 @@ class ListView(NamedTuple, Generic[R]):
     id: Callable[[R], str]
     name: Callable[[R], str]
     style: Callable[[R], str] = lambda _: ""
+    namespace: Callable[[R], str] | None = None
+    in_namespace: Sequence[Column[R]] = ()
 
     @property
     def sort_keys(self) -> tuple[str, ...]:
@@ -185,6 +194,7 @@ class ListOptions(NamedTuple):
         headers: whether a table has headings.
         truncate: whether values are cut to the width of a terminal.
         quiet: whether only ids are printed.
+        namespace: namespace of the printed rows; empty for all namespaces.
     """
 
     form: str = "table"
@@ -193,6 +203,7 @@ class ListOptions(NamedTuple):
     headers: bool = True
     truncate: bool = True
     quiet: bool = False
+    namespace: str = ""
 
     @property
     def is_table(self) -> bool:
@@ -200,7 +211,44 @@ class ListOptions(NamedTuple):
         return self.form in ("table", "wide") and not self.quiet
 
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NAME_CELLS: Final = 16
+_REASON_CELLS: Final = 12
+_FAILURES: Final = ("Error", "OOMKilled", "Exited")
+
+
+def _values(*groups: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(each).lower() for group in groups for each in group))
+
+
+# The closed sets of values are imported when a filter needs them: their modules are slow to import.
+
+
+def _verdicts() -> tuple[str, ...]:
+    from nodeagent.model.decision import Verdict  # noqa: PLC0415
+
+    return _values(Verdict)
+
+
+def _reasons() -> tuple[str, ...]:
+    from nodeagent.model.reason_codes import ReasonCode  # noqa: PLC0415
+
+    return _values(ReasonCode)
+
+
+def _container_states() -> tuple[str, ...]:
+    from nodeagent.model.runtime import ContainerState  # noqa: PLC0415
+    from nodeagent.pods.plan.status import CONTAINER_WORDS  # noqa: PLC0415
+
+    return _values(ContainerState, CONTAINER_WORDS)
+
+
+def _pod_statuses() -> tuple[str, ...]:
+    from nodeagent.pods.plan.status import StatusWord  # noqa: PLC0415
+
+    return _values(StatusWord, ["present"])
+
+
 _SENTENCE: Final = 40
 
 
@@ -212,12 +260,28 @@ def _bound(row: ImageDocument) -> str:
     return "\u2264" if str(row.accounting) == "upper-bound" and row.frees_bytes is not None else ""
 
 
+def _verdict(value: Callable[[Any], str]) -> Column[Any]:
+    return text("verdict", "VERDICT", value, values=_verdicts)
+
+
+def _reason(value: Callable[[Any], str]) -> Column[Any]:
+    return text("reason", "REASON", value, values=_reasons, cut=Cut.END, at_least=_REASON_CELLS)
+
+
 def _references(row: ImageDocument) -> tuple[str, ...]:
     return (*row.repo_tags, *row.repo_digests, row.id)
 
 
 def _name(row: ImageDocument) -> str:
     return _references(row)[0]
+
+
+def _image_names(row: ImageDocument) -> tuple[str, ...]:
+    """Return all names of an image with the short forms that ``explain`` accepts; the id of an image without names."""
+    from nodeagent.gc.plan.image_users import spellings  # noqa: PLC0415 - needed only for a filter by name
+
+    names = _references(row)[:-1]
+    return tuple(dict.fromkeys((*names, *(form for name in names for form in sorted(spellings(name)))))) or (row.id,)
 
 
 def _short_name(row: ImageDocument) -> str:
@@ -235,7 +299,7 @@ IMAGES: Final[ListView[ImageDocument]] = ListView(
             cut=Cut.PATH,
             name=True,
             at_least=_NAME_CELLS,
-            texts=lambda row: _references(row)[:-1] or (row.id,),
+            texts=_image_names,
             brief=_short_name,
         ),
         identifier("id", "IMAGE ID", lambda row: row.id, scope=ListScope.WIDE),
@@ -243,10 +307,16 @@ IMAGES: Final[ListView[ImageDocument]] = ListView(
         size("frees", "FREES", lambda row: row.frees_bytes, mark=_bound, scope=ListScope.WIDE),
         since("last-used", "LAST USED", lambda row: row.last_used, missing="none seen"),
         since("first-detected", "DETECTED", lambda row: row.first_detected, first="now", scope=ListScope.WIDE),
-        text("pinned", "PINNED", lambda row: "true" if row.pinned else "false", scope=ListScope.WIDE),
+        text(
+            "pinned",
+            "PINNED",
+            lambda row: "true" if row.pinned else "false",
+            scope=ListScope.WIDE,
+            values=lambda: ("true", "false"),
+        ),
         text("origin", "ORIGIN", lambda row: row.origin or "", scope=ListScope.WIDE, cut=Cut.END),
-        text("verdict", "VERDICT", lambda row: str(row.verdict)),
-        text("reason", "REASON", lambda row: str(row.reason.code)),
+        _verdict(lambda row: str(row.verdict)),
+        _reason(lambda row: str(row.reason.code)),
         text(
             "message", "MESSAGE", lambda row: row.reason.sentence, scope=ListScope.WIDE, cut=Cut.END, at_least=_SENTENCE
         ),
@@ -264,6 +334,17 @@ IMAGES: Final[ListView[ImageDocument]] = ListView(
 )
 
 
+def _state(row: ContainerDocument) -> str:
+    """Return the state as kubectl shows it, with the exit code of a failure or the restarts of a crash loop."""
+    if not row.status:  # of a daemon of an earlier version
+        return row.state
+    if row.status == "CrashLoop":
+        return f"{row.status} x{row.attempt}"
+    if row.status in _FAILURES:
+        return f"{row.exit_reason or row.status} ({'?' if row.exit_code is None else row.exit_code})"
+    return row.status
+
+
 def _pod(row: ContainerDocument) -> str:
     return f"{row.pod_namespace}/{row.pod_name}" if row.pod_name else ""
 
@@ -275,19 +356,26 @@ CONTAINERS: Final[ListView[ContainerDocument]] = ListView(
             "pod",
             "POD",
             _pod,
-            cut=Cut.MIDDLE,
+            cut=Cut.PATH,
             name=True,
             at_least=_NAME_CELLS,
             texts=lambda row: (row.pod_name, _pod(row)),
         ),
         text("namespace", "NAMESPACE", lambda row: row.pod_namespace, scope=ListScope.KEY),
-        text("name", "CONTAINER", lambda row: row.name, cut=Cut.MIDDLE),
+        text("name", "CONTAINER", lambda row: row.name, cut=Cut.MIDDLE, name=True),
         identifier("id", "CONTAINER ID", lambda row: row.id, scope=ListScope.WIDE),
-        count("attempt", "ATTEMPT", lambda row: row.attempt, scope=ListScope.WIDE),
-        text("state", "STATE", lambda row: row.state),
+        text(
+            "state",
+            "STATE",
+            _state,
+            texts=lambda row: (row.state, row.status.lower()),
+            values=_container_states,
+        ),
+        count("attempt", "ATTEMPT", lambda row: row.attempt),
+        count("exit-code", "EXIT CODE", lambda row: row.exit_code, scope=ListScope.WIDE),
         since("created", "AGE", lambda row: row.created_at),
-        text("verdict", "VERDICT", lambda row: str(row.verdict)),
-        text("reason", "REASON", lambda row: str(row.reason.code)),
+        _verdict(lambda row: str(row.verdict)),
+        _reason(lambda row: str(row.reason.code)),
         text(
             "image",
             "IMAGE",
@@ -303,6 +391,8 @@ CONTAINERS: Final[ListView[ContainerDocument]] = ListView(
     id=lambda row: row.id,
     name=lambda row: f"{_pod(row)}/{row.name}" if row.pod_name else row.name,
     style=_verdict_style,
+    namespace=lambda row: row.pod_namespace,
+    in_namespace=(text("pod", "POD", lambda row: row.pod_name, cut=Cut.MIDDLE, name=True, at_least=_NAME_CELLS),),
 )
 
 
@@ -310,9 +400,17 @@ def _sandboxes(row: Pod) -> str:
     return f"{sum(each.ready for each in row.sandboxes)}/{len(row.sandboxes)}"
 
 
-def _containers(row: Pod) -> str:
+def _instances(row: Pod) -> str:
     states = [each.state for sandbox in row.sandboxes for each in sandbox.containers]
     return f"{states.count('running')}/{len(states)}"
+
+
+def _running(row: Pod) -> str:
+    return "" if row.running is None else f"{row.running}/{row.expected}"
+
+
+def _presence(row: Pod) -> str:
+    return "deleted" if row.gone else "present"
 
 
 PODS: Final[ListView[Pod]] = ListView(
@@ -321,9 +419,17 @@ PODS: Final[ListView[Pod]] = ListView(
         text("namespace", "NAMESPACE", lambda row: row.namespace, cut=Cut.END),
         text("name", "NAME", lambda row: row.name, cut=Cut.MIDDLE, name=True, at_least=_NAME_CELLS),
         identifier("uid", "UID", lambda row: row.uid, scope=ListScope.WIDE),
-        text("sandboxes", "SANDBOXES", _sandboxes),
-        text("containers", "CONTAINERS", _containers),
-        text("status", "STATUS", lambda row: "deleted" if row.gone else "present"),
+        text("running", "RUNNING", _running),
+        text(
+            "status",
+            "STATUS",
+            lambda row: row.status or _presence(row),
+            texts=lambda row: (row.status.lower(), _presence(row)),
+            values=_pod_statuses,
+        ),
+        count("restarts", "RESTARTS", lambda row: row.restarts),
+        text("sandboxes", "SANDBOXES", _sandboxes, scope=ListScope.WIDE),
+        text("containers", "CONTAINERS", _instances, scope=ListScope.WIDE),
         since(
             "created",
             "AGE",
@@ -334,6 +440,8 @@ PODS: Final[ListView[Pod]] = ListView(
     id=lambda row: row.uid,
     name=lambda row: f"{row.namespace}/{row.name}",
     style=lambda row: "red" if row.gone else "",
+    namespace=lambda row: row.namespace,
+    in_namespace=(text("namespace", "NAMESPACE", lambda row: row.namespace, scope=ListScope.KEY),),
 )
 
 

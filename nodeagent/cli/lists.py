@@ -14,7 +14,7 @@ from msgspec import structs
 from nodeagent.cli.display import Display, Line, standard_output, warn
 from nodeagent.cli.listing import CONTAINERS, IMAGES, PODS, ListOptions, ListScope, ListView
 from nodeagent.cli.reading import ask, print_document, read_preview, read_runtime
-from nodeagent.cli.table import EMPTY, Row, short_reference, table_lines
+from nodeagent.cli.table import EMPTY, Row, fitted_lines, short_reference, table_lines
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
 from nodeagent.linear_expression import ExpressionError, glob_search
@@ -163,8 +163,6 @@ async def _image_layers(node: Previews) -> lists.ImageTree:
 
 R = TypeVar("R")
 
-_WIDE_NAME_CELLS: Final = 28
-
 
 class Condition(NamedTuple):
     """Parsed condition of ``--filter``."""
@@ -175,7 +173,11 @@ class Condition(NamedTuple):
 
     def holds_for(self, texts: Sequence[str]) -> bool:
         """Return whether the texts of a row meet the condition: for ``=`` any text matches, for ``!=`` no text."""
-        return self.equal is any(text == self.value or glob_search(self.value)(text) for text in texts)
+        return self.equal is self.matches(texts)
+
+    def matches(self, texts: Iterable[str]) -> bool:
+        """Return whether the value or glob matches a text."""
+        return any(text == self.value or glob_search(self.value)(text) for text in texts)
 
 
 class ListRequest(NamedTuple, Generic[R]):
@@ -203,14 +205,15 @@ class ListRequest(NamedTuple, Generic[R]):
     def shows_ids_only(self) -> bool:
         """Whether ids or names of all rows are shown, and no other property of a row is used."""
         options = self.options
-        return (options.quiet or options.form == "name") and not self.conditions and not options.sort_by
+        is_selected = self.conditions or options.sort_by or options.namespace
+        return (options.quiet or options.form == "name") and not is_selected
 
     def print(self, document: Document, *, empty: str, now: datetime) -> None:
         """Print a document in the requested form.
 
         Args:
             document: document with the rows.
-            empty: message on standard error if the table has no rows.
+            empty: message on standard error if the table has no rows and the options select none.
             now: time that ages are computed for.
         """
         options, own = self.options, self.view
@@ -225,7 +228,12 @@ class ListRequest(NamedTuple, Generic[R]):
             if rows:
                 self._print_table(rows, now, standard_output())
             else:
-                warn(empty)
+                self._warn_of_none(empty)
+
+    def _warn_of_none(self, empty: str) -> None:
+        """Print the message for a table without rows, with the selection that may have excluded rows."""
+        named = f" in namespace {self.options.namespace}" if self.options.namespace else ""
+        warn(f"no {'matching ' if self.conditions else ''}{self.view.rows}{named}" if named else empty)
 
     def print_ids(self, rows: Iterable[R]) -> None:
         """Print the id of each row with ``--quiet``, else its name."""
@@ -238,7 +246,9 @@ class ListRequest(NamedTuple, Generic[R]):
         Filters with the same key and ``=`` are alternatives; all other filters must match.
         """
         columns = {each.key: each for each in self.view.columns}
-        selected = list(rows)
+        selected, namespace_of = list(rows), self.view.namespace
+        if self.options.namespace and namespace_of is not None:
+            selected = [row for row in selected if namespace_of(row) == self.options.namespace]
         for key in dict.fromkeys(each.key for each in self.conditions):
             texts_of = columns[key].texts
             own = [each for each in self.conditions if each.key == key]
@@ -267,19 +277,19 @@ class ListRequest(NamedTuple, Generic[R]):
             *([] if brief else [ListScope.FULL]),
         }
         headings, columns = [], []
-        for column in self.view.columns:
+        own = {each.key: each for each in self.view.in_namespace} if options.namespace else {}
+        for column in (own.get(each.key, each) for each in self.view.columns):
             if column.scope not in scopes:
                 continue
             short = column.brief if brief else None
             shown = [column.show(row, now) if short is None else short(row) for row in rows]
-            heading = column.heading
-            if options.form == "wide" and heading.name:  # names must remain distinct; the last columns are cut instead
-                heading = heading._replace(at_least=max(heading.at_least, _WIDE_NAME_CELLS))
-            headings.append(heading)
+            headings.append(column.heading)
             columns.append([cell or EMPTY for cell in shown])
         lines = [Row(cells, self.view.style(row)) for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
-        width = display.columns if brief else None
-        display.write_fitted(table_lines(headings, lines, width, headers=options.headers))
+        if brief and display.columns is not None:
+            display.write_fitted(fitted_lines(headings, lines, display.columns, headers=options.headers))
+        else:
+            display.write_fitted(table_lines(headings, lines, None, headers=options.headers))
 
 
 def _condition(view: ListView[R], text: str) -> Condition:
@@ -290,8 +300,13 @@ def _condition(view: ListView[R], text: str) -> Condition:
         raise UsageError(f"--filter {text}: write KEY=VALUE or KEY!=VALUE; keys: {', '.join(view.filter_keys)}")
     if key not in view.filter_keys:
         raise UsageError(f"--filter {text}: unknown key {key!r}; keys: {', '.join(view.filter_keys)}")
+    column = next(each for each in view.columns if each.key == key)
+    known = column.values() if column.values is not None else ()
+    condition = Condition(key, value.lower() if known else value, equal)
     try:
-        glob_search(value)
+        glob_search(condition.value)
     except ExpressionError as error:
         raise UsageError(f"--filter {key}={value[:20]}...: {error}") from error
-    return Condition(key, value, equal)
+    if known and not condition.matches(known):
+        raise UsageError(f"--filter {text}: unknown value {value!r}; values: {', '.join(known)}")
+    return condition

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from nodeagent.cli.completion_values import namespaces
 from nodeagent.cli.help import ALIASES, example_text, expand_alias, reads_only
 from nodeagent.cli.listing import ListOptions, ListView
 from nodeagent.errors import UsageError
@@ -334,6 +335,7 @@ def with_list_options(view: "ListView[Any]") -> Callable[[Callable[..., None]], 
                     headers=not given["no_headers"],
                     truncate=not given["no_trunc"],
                     quiet=given["quiet"],
+                    namespace="" if given.get("all_namespaces") else given.get("namespace", ""),
                 ),
             )
 
@@ -367,7 +369,7 @@ def _list_parameters(view: "ListView[Any]") -> dict[str, tuple[Any, Any]]:
                     "--filter",
                     metavar="KEY=VALUE",
                     help="Only rows with this value; repeatable",
-                    autocompletion=lambda: [f"{key}=" for key in view.filter_keys],
+                    autocompletion=lambda incomplete: filter_completions(view, incomplete),
                 ),
             ],
             None,
@@ -378,7 +380,39 @@ def _list_parameters(view: "ListView[Any]") -> dict[str, tuple[Any, Any]]:
             False,
         ),
         "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print only ids")], False),
+        **(_NAMESPACE_OPTIONS if view.namespace is not None else {}),
     }
+
+
+_NAMESPACE_OPTIONS: Final = {
+    "namespace": (
+        Annotated[
+            str,
+            typer.Option(
+                "--namespace",
+                "-n",
+                metavar="NAMESPACE",
+                help="Only pods of this namespace [default: all]",
+                autocompletion=namespaces,
+            ),
+        ],
+        "",
+    ),
+    "all_namespaces": (
+        Annotated[bool, typer.Option("--all-namespaces", "-A", help="Pods of all namespaces, as without -n")],
+        False,
+    ),
+}
+
+
+def filter_completions(view: "ListView[Any]", incomplete: str) -> list[str]:
+    """Return the completions of ``--filter``: keys, and after a key its values if they are known."""
+    key, equals, _ = incomplete.partition("=")
+    if not equals:
+        return [f"{each}=" for each in view.filter_keys]
+    columns = {each.key: each for each in view.columns if each.texts is not None}
+    column = columns.get(key.removesuffix("!"))
+    return [f"{key}={value}" for value in column.values()] if column is not None and column.values is not None else []
 
 
 def at_endpoint(endpoint: str | None, overrides: Overrides | None = None) -> Overrides:

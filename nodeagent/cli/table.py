@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from nodeagent.cli.display import Line
 from nodeagent.text import Cut, display_width, escape, fit
@@ -12,6 +12,8 @@ from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from nodeagent.eviction.documents import SignalDocument
+
+T = TypeVar("T")
 
 EMPTY: Final = "-"
 """Text of an empty cell."""
@@ -68,6 +70,80 @@ def table_lines(
         text = _joined(headings, values, widths)
         lines.append(Line(text if columns is None else fit(text, columns), style))
     return lines
+
+
+_READABLE: Final = 0.5
+"""Share of the width of names below which a table on a terminal is replaced by rows of several lines."""
+
+
+def fitted_lines(headings: Sequence[Heading], rows: Sequence[Row], columns: int, *, headers: bool = True) -> list[Line]:
+    """Return the lines of a list on a terminal, with names whole as long as possible; ``rows`` is not empty.
+
+    If the table is too wide, columns with the same value in all rows are omitted first, and their values are stated
+    once, below the table. If the names would still lose half of their width, a row is shown in several lines: the whole
+    names, and the other values below.
+    """
+    omitted: list[str] = []
+    for index in reversed(range(len(headings))):
+        values = {row.cells[index] for row in rows}
+        is_constant = len(rows) > 1 and len(values) == 1 and not headings[index].name
+        if is_constant and sum(_widths(headings, rows)) + _gaps(headings) > columns:
+            omitted.insert(0, f"{headings[index].title} {values.pop()}")
+            headings = _without(headings, index)
+            rows = [row._replace(cells=_without(row.cells, index)) for row in rows]
+    if not _shows_names(headings, rows, columns):
+        lines = [line for row in rows for line in _stacked(headings, row, columns, headers=headers)]
+    else:
+        lines = table_lines(headings, rows, columns, headers=headers)
+    if omitted and headers:
+        lines += Line(f"all: {', '.join(omitted)}", "dim").wrapped(columns)
+    return lines
+
+
+def _without(items: Sequence[T], index: int) -> list[T]:
+    return [*items[:index], *items[index + 1 :]]
+
+
+def _gaps(headings: Sequence[Heading]) -> int:
+    return len(_GAP) * (len(headings) - 1)
+
+
+def _widths(headings: Sequence[Heading], rows: Sequence[Row]) -> list[int]:
+    return [
+        max(display_width(each.title), *(display_width(escape(row.cells[index])) for row in rows))
+        for index, each in enumerate(headings)
+    ]
+
+
+def _shows_names(headings: Sequence[Heading], rows: Sequence[Row], columns: int) -> bool:
+    """Return whether the names keep half of their width beside the other columns; of a path, of its last component."""
+    needed, others = 0, _gaps(headings)
+    for index, (each, width) in enumerate(zip(headings, _widths(headings, rows), strict=True)):
+        if each.name:
+            ends = [row.cells[index].rpartition("/")[2] if each.cut is Cut.PATH else row.cells[index] for row in rows]
+            needed += max(display_width(escape(end)) for end in ends)
+        else:
+            others += width if each.cut is None else min(width, max(display_width(each.title), each.at_least))
+    return columns - others >= _READABLE * needed
+
+
+def _stacked(headings: Sequence[Heading], row: Row, columns: int, *, headers: bool) -> Iterator[Line]:
+    """Yield the names of a row, and its other values with their titles below; a value is not wrapped."""
+    cells = list(zip(headings, row.cells, strict=True))
+    names = [cell for heading, cell in cells if heading.name]
+    together = _GAP.join(names)
+    for each in [together] if display_width(escape(together)) <= columns else names:
+        yield Line(each, row.style)  # not wrapped: a part of a name would look like a value
+    text = ""
+    for heading, cell in cells:
+        if heading.name:
+            continue
+        value = escape(f"{heading.title} {cell}" if headers else cell)
+        if text and display_width(text) + len(_GAP) + display_width(value) > columns:
+            yield from Line(text, row.style, hang=len(_GAP)).wrapped(columns)
+            text = ""
+        text += _GAP + value
+    yield from Line(text, row.style, hang=len(_GAP)).wrapped(columns)
 
 
 class Table:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from nodeagent.gc.plan.breakdown import Breakdown
     from nodeagent.gc.snapshot.node import NodeSnapshotReader
-    from nodeagent.model.runtime import UnlistedContent
+    from nodeagent.model.runtime import Container, UnlistedContent
     from nodeagent.pods.reader import PodReader
     from nodeagent.pods.sources import BoundPods
     from nodeagent.pods.watched import WatchedPods
@@ -139,6 +139,10 @@ class Agent:
     async def preview(self, scope: Scope) -> Preview:
         """Observe and plan a pass without any change to the node."""
         return await self.collector.preview(scope)
+
+    async def read_exits(self, containers: Sequence[Container]) -> tuple[Container, ...]:
+        """Return the containers with exit code, reason and finish time of the exited ones, for display only."""
+        return await self.observer.read_exits(containers)
 
     async def run(  # noqa: PLR0913 - the options of a pass
         self,

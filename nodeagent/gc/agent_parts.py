@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.plan.policy import Scope, SpaceGoal
     from nodeagent.gc.snapshot.images import PodImageSource
     from nodeagent.model.node import Role
-    from nodeagent.model.runtime import FsObservation
+    from nodeagent.model.runtime import Container, FsObservation
     from nodeagent.pods.sources import BoundPods
     from nodeagent.settings.settings import Settings
 
@@ -173,6 +173,9 @@ class Previews(Protocol):
     async def preview(self, scope: Scope) -> Preview:
         """Observe and plan a pass without any change to the node."""
 
+    async def read_exits(self, containers: Sequence[Container]) -> tuple[Container, ...]:
+        """Return the containers with exit code, reason and finish time of the exited ones, for display only."""
+
 
 class Previewer(Record):
     """Observer and planner of a node, with the settings; writes no state files."""
@@ -183,6 +186,10 @@ class Previewer(Record):
     async def preview(self, scope: Scope, patterns: Sequence[str] = (), goal: SpaceGoal | None = None) -> Preview:
         """Observe and plan a pass without any change to the node; arguments as in ``preview_pass``."""
         return await preview_pass(self.observer, self.settings.policy, scope, patterns, goal)
+
+    async def read_exits(self, containers: Sequence[Container]) -> tuple[Container, ...]:
+        """Return the containers with exit code, reason and finish time of the exited ones, for display only."""
+        return await self.observer.read_exits(containers)
 
 
 @asynccontextmanager

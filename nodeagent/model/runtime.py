@@ -158,6 +158,7 @@ class Container(Record, gc=False):
         created_at: ``None`` if not reported.
         finished_at: time of exit; ``None`` before the exit, or if the status was not read.
         exit_code: ``None`` if unknown.
+        exit_reason: reason of the exit, such as ``OOMKilled``; empty if unknown.
         log_path: absolute path of the current log; ``None`` if unknown.
         volume_images: references of images mounted as volumes.
         display_name: ``namespace/pod/container``; without kubelet labels the container's name, else its id. Computed.
@@ -180,6 +181,7 @@ class Container(Record, gc=False):
     annotations: Mapping[str, str] = field(default_factory=dict)
     finished_at: datetime | None = None
     exit_code: int | None = None
+    exit_reason: str = ""
     log_path: str | None = None
     volume_images: tuple[str, ...] = ()
     display_name: str = ""

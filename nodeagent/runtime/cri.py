@@ -276,6 +276,7 @@ def decode_container_details(message: api.ContainerStatusResponse) -> ContainerD
         annotations=dict(status.annotations),
         finished_at=_instant(status.finished_at),
         exit_code=status.exit_code if state is ContainerState.EXITED else None,
+        exit_reason=status.reason if state is ContainerState.EXITED else "",
         log_path=status.log_path or None,
         volume_images=_volume_images(status.mounts),
     )
@@ -593,6 +594,7 @@ class CriClient:
             state=status.state,
             finished_at=status.finished_at,
             exit_code=status.exit_code,
+            exit_reason=status.exit_reason,
             log_path=status.log_path,
             volume_images=status.volume_images,
         )

@@ -63,7 +63,12 @@ def containers(
     *,
     listing: ListOptions,
 ) -> None:
-    """List containers with pod, state, age and verdict."""
+    """List containers with pod, state, age and verdict.
+
+    STATE is Running, Completed, Error or OOMKilled with the exit code, CrashLoop with the number of restarts, Created,
+    Exited (with an unknown exit code) or Unknown. CrashLoop is a container that failed after a restart, less than ten
+    minutes ago, in a ready sandbox. The filter 'state' has the states of CRI too: state=exited includes all of these.
+    """
     from nodeagent.cli.lists import list_containers  # noqa: PLC0415
 
     list_containers(options.Source(config, options.at_endpoint(endpoint), direct), listing)
@@ -77,9 +82,11 @@ def pods(
     *,
     listing: ListOptions,
 ) -> None:
-    """List pods with sandboxes, containers and deletion state.
+    """List pods with containers, status, restarts and age.
 
-    SANDBOXES shows ready/total sandboxes, CONTAINERS shows running/total containers.
+    RUNNING shows running/total containers, without completed ones (such as init containers) unless all are completed.
+    STATUS is the worst state of the containers, or Deleted. Of each container the newest instance counts. -o wide adds
+    ready/total sandboxes and running/total container instances.
     """
     from nodeagent.cli.lists import list_pods  # noqa: PLC0415
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nodeagent.api.common import Document, Filesystem, Part, ReasonDocument, Runtime
 from nodeagent.model.decision import Accounting, Decision, Verdict
+from nodeagent.pods.plan.status import exit_reason, pod_summary
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from nodeagent.model.node import NodeSnapshot
     from nodeagent.model.runtime import Container, Image, ImageUsage, Sandbox
     from nodeagent.pods.plan.deletion import PodDeletionStatus
+    from nodeagent.pods.plan.status import StatusWord
 
 
 class ListDocument(Document, frozen=True, kw_only=True):
@@ -115,7 +117,15 @@ class ImageTree(
 
 
 class ContainerDocument(Part, frozen=True, kw_only=True):
-    """A container with its verdict."""
+    """A container with its verdict.
+
+    Attributes:
+        state: state in CRI.
+        exit_reason: reason of the exit in the runtime's words if it says more than the exit code, such as
+            ``OOMKilled``; empty otherwise.
+        status: ``Running``, ``Completed``, ``Error``, ``OOMKilled``, ``CrashLoop``, ``Created``, ``Exited`` (with an
+            unknown exit code) or ``Unknown``; empty from a daemon of an earlier version.
+    """
 
     id: str
     name: str
@@ -129,15 +139,19 @@ class ContainerDocument(Part, frozen=True, kw_only=True):
     created_at: Time | None
     finished_at: Time | None
     exit_code: int | None
+    exit_reason: str = ""
+    status: str = ""
     verdict: Verdict
     reason: ReasonDocument
 
     @classmethod
-    def of(cls, container: Container, decision: Decision) -> ContainerDocument:
+    def of(cls, container: Container, decision: Decision, status: StatusWord) -> ContainerDocument:
         """Return the document form of a container."""
         return cls.from_value(
             container,
             state=container.state.value,
+            exit_reason=exit_reason(container),
+            status=status.value,
             image=container.image_name or container.image_ref,
             verdict=decision.verdict,
             reason=ReasonDocument.of(decision.reason),
@@ -151,11 +165,15 @@ class Containers(ListDocument, frozen=True, kw_only=True, tag=SchemaId.CONTAINER
 
 
 class PodContainer(Part, frozen=True, kw_only=True):
-    """A container of a sandbox."""
+    """A container of a sandbox; ``exit_reason`` and ``status`` as in :class:`ContainerDocument`."""
 
     id: str
     name: str
     state: str
+    attempt: int = 0
+    exit_code: int | None = None
+    exit_reason: str = ""
+    status: str = ""
 
 
 class SandboxDocument(Part, frozen=True, kw_only=True):
@@ -174,6 +192,11 @@ class Pod(Part, frozen=True, kw_only=True):
     Attributes:
         gone: whether the pod counts as deleted.
         how: evidence of its deletion; empty without evidence.
+        status: worst status of its containers, of each only the newest instance; ``Deleted``; without containers
+            ``Created`` with a ready sandbox, otherwise ``NotReady``. Empty from a daemon of an earlier version.
+        running: number of running containers.
+        expected: number of containers; without the completed ones, such as init containers, unless all are completed.
+        restarts: sum of the attempts of the newest instances.
     """
 
     uid: str
@@ -181,6 +204,10 @@ class Pod(Part, frozen=True, kw_only=True):
     name: str
     gone: bool
     how: str
+    status: str = ""
+    running: int | None = None
+    expected: int | None = None
+    restarts: int | None = None
     sandboxes: tuple[SandboxDocument, ...]
 
     @classmethod
@@ -189,20 +216,33 @@ class Pod(Part, frozen=True, kw_only=True):
         uid: str,
         sandboxes: Sequence[Sandbox],
         containers: Mapping[str, Sequence[Container]],
-        status: PodDeletionStatus | None,
+        words: Mapping[str, StatusWord],
+        deletion: PodDeletionStatus | None,
     ) -> Pod:
-        """Return the document form of a pod; the keys of ``containers`` are sandbox ids."""
+        """Return the document form of a pod.
+
+        The keys of ``containers`` are sandbox ids, those of ``words`` container ids.
+        """
+        gone = deletion is not None and deletion.deleted
+        own = [each for sandbox in sandboxes for each in containers.get(sandbox.id, ())]
+        summary = pod_summary(sandboxes, own, words, deleted=gone)
         return cls(
             uid=uid,
             namespace=sandboxes[0].namespace,
             name=sandboxes[0].name,
-            gone=status.deleted if status else False,
-            how=status.how if status else "",
+            gone=gone,
+            how=deletion.how if deletion else "",
+            status=summary.status.value,
+            running=summary.running,
+            expected=summary.expected,
+            restarts=summary.restarts,
             sandboxes=tuple(
                 SandboxDocument.from_value(
                     sandbox,
                     containers=tuple(
-                        PodContainer(id=each.id, name=each.name, state=each.state.value)
+                        PodContainer.from_value(
+                            each, state=each.state.value, exit_reason=exit_reason(each), status=words[each.id].value
+                        )
                         for each in containers.get(sandbox.id, ())
                     ),
                 )

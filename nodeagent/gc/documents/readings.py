@@ -27,6 +27,7 @@ from nodeagent.gc.plan.image_protection import describe_origins
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import ItemKind
 from nodeagent.pods.plan.deletion import check_pods
+from nodeagent.pods.plan.status import container_statuses
 
 if TYPE_CHECKING:
     import threading
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.agent_parts import Previews
     from nodeagent.model.node import NodeSnapshot
     from nodeagent.model.runtime import Container, Sandbox
+    from nodeagent.pods.plan.status import StatusWord
 
 _PAST_PASSES: Final = 5
 _MAX_SIMILAR: Final = 3
@@ -190,18 +192,20 @@ async def list_containers(agent: Previews) -> lists.Containers:
     Raises:
         NodeAgentError: the node cannot be observed.
     """
-    return await asyncio.to_thread(_containers, await agent.preview(Scope.CONTAINERS))
+    preview = await agent.preview(Scope.CONTAINERS)
+    return await asyncio.to_thread(_containers, preview, await agent.read_exits(preview.snapshot.containers))
 
 
-def _containers(preview: pass_state.Preview) -> lists.Containers:
+def _containers(preview: pass_state.Preview, exits: Sequence[Container]) -> lists.Containers:
     decisions = {
         decision.id: decision
         for plan in preview.plans
         for decision in plan.decisions
         if decision.kind is ItemKind.CONTAINER
     }
-    containers = sorted(preview.snapshot.containers, key=lists.container_order)
-    rows = tuple(lists.ContainerDocument.of(each, decisions[each.id]) for each in containers)
+    words = _statuses(preview.snapshot, exits)
+    containers = sorted(exits, key=lists.container_order)
+    rows = tuple(lists.ContainerDocument.of(each, decisions[each.id], words[each.id]) for each in containers)
     return lists.Containers.of_snapshot(preview.snapshot, containers=rows)
 
 
@@ -212,17 +216,24 @@ async def list_pods(agent: Previews) -> lists.Pods:
         NodeAgentError: the node cannot be observed.
     """
     snapshot = (await agent.preview(Scope.CONTAINERS)).snapshot
-    return await asyncio.to_thread(_pods, snapshot, agent.settings.policy.containers.deleted_pod_grace_s)
+    exits = await agent.read_exits(snapshot.containers)
+    return await asyncio.to_thread(_pods, snapshot, exits, agent.settings.policy.containers.deleted_pod_grace_s)
 
 
-def _pods(snapshot: NodeSnapshot, deleted_pod_grace_s: float) -> lists.Pods:
+def _statuses(snapshot: NodeSnapshot, exits: Sequence[Container]) -> dict[str, StatusWord]:
+    ready = {each.id for each in snapshot.sandboxes if each.ready}
+    return container_statuses(exits, ready, snapshot.observed_at)
+
+
+def _pods(snapshot: NodeSnapshot, exits: Sequence[Container], deleted_pod_grace_s: float) -> lists.Pods:
+    words = _statuses(snapshot, exits)
     statuses = check_pods(snapshot, deleted_pod_grace_s)
     grouped: dict[str, list[Sandbox]] = {}
     for sandbox in snapshot.sandboxes:
         grouped.setdefault(sandbox.uid, []).append(sandbox)
     pods = sorted(grouped.items(), key=lambda item: lists.pod_order(item[1][0]))
     containers: dict[str, list[Container]] = {}
-    for container in snapshot.containers:
+    for container in exits:
         containers.setdefault(container.sandbox_id, []).append(container)
-    rows = tuple(lists.Pod.of(uid, sandboxes, containers, statuses.get(uid)) for uid, sandboxes in pods)
+    rows = tuple(lists.Pod.of(uid, sandboxes, containers, words, statuses.get(uid)) for uid, sandboxes in pods)
     return lists.Pods.of_snapshot(snapshot, pods=rows)

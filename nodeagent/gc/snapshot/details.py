@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from types import MappingProxyType
@@ -39,6 +40,7 @@ class ItemDetails:
     def __init__(self, cri: CriClient) -> None:
         self._cri = cri
         self._containers: dict[str, Container] = {}
+        self._exits: dict[str, Container] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._completed: dict[str, tuple[Sandbox, Sandbox]] = {}
         self._all_containers: tuple[tuple[Container, ...], Mapping[str, Container], tuple[Container, ...]] = (), {}, ()
@@ -125,6 +127,27 @@ class ItemDetails:
         await asyncio.gather(*(read(container.id) for container in may_need if must_read(container)))
         return self._with_known(tuple(containers), known)
 
+    async def with_exits(self, containers: Sequence[Container]) -> tuple[Container, ...]:
+        """Return the containers with exit code, reason and finish time of every exited one, for display only.
+
+        Decisions must not use the result: they depend on which finish times ``with_details`` reads. An exit that cannot
+        be read within two seconds remains unknown.
+        """
+        known = self._exits = _only({**self._containers, **self._exits}, frozenset(map(_ID, containers)))
+        missing = [each.id for each in containers if each.state is _EXITED and not _has_ended(known.get(each.id))]
+
+        async def read(container_id: str) -> None:
+            with suppress(RuntimeRequestError):
+                known[container_id] = await self._cri.container_status(container_id)
+
+        with suppress(TimeoutError, RuntimeUnavailableError):
+            async with asyncio.timeout(_WITHIN_S):
+                await run_bounded(read, missing)
+        return tuple(
+            _merged(each, known[each.id]) if each.exit_code is None and _has_ended(known.get(each.id)) else each
+            for each in containers
+        )
+
     def _with_known(self, containers: tuple[Container, ...], known: Mapping[str, Container]) -> tuple[Container, ...]:
         """Return the containers with the details in ``known``; the previous tuple if both arguments are unchanged."""
         if not known:
@@ -142,6 +165,10 @@ def _only(known: Mapping[str, T], listed: Collection[str]) -> dict[str, T]:
     return {each: value for each, value in known.items() if each in listed}
 
 
+def _has_ended(detail: Container | None) -> bool:
+    return detail is not None and detail.state is _EXITED
+
+
 def _merged(container: Container, detail: Container) -> Container:
     """Return a listed container with the fields of its status; the finish time only if the list has it as exited."""
     ended = container.state is _EXITED and detail.state is _EXITED
@@ -149,6 +176,7 @@ def _merged(container: Container, detail: Container) -> Container:
         container,
         finished_at=detail.finished_at if ended else None,
         exit_code=detail.exit_code if ended else None,
+        exit_reason=detail.exit_reason if ended else "",
         log_path=detail.log_path,
         volume_images=detail.volume_images,
     )

@@ -36,7 +36,7 @@ from nodeagent.store.database import SnapshotFigures, Store
 if TYPE_CHECKING:
     from nodeagent.gc.plan.image_protection import ProtectionRule
     from nodeagent.model.pods import PodList
-    from nodeagent.model.runtime import Label
+    from nodeagent.model.runtime import Container, Label
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
     from nodeagent.store.clock_record import ClockReading
@@ -241,6 +241,10 @@ class NodeSnapshotReader:
         if with_images:
             snapshot = await self.images.complete(snapshot, checked, status, reported, warnings, at, labels)
         return replace(snapshot, warnings=tuple(warnings))
+
+    async def read_exits(self, containers: Sequence[Container]) -> tuple[Container, ...]:
+        """Return the containers with exit code, reason and finish time of the exited ones, for display only."""
+        return await self._details.with_exits(containers)
 
     async def _list_logs(
         self, scope: Scope, warnings: list[str]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import example, given, strategies as st
 
 from nodeagent.cli.display import Display, Line, bar
-from nodeagent.cli.table import Heading, Row, Table, table_lines
+from nodeagent.cli.table import Heading, Row, Table, fitted_lines, table_lines
 from nodeagent.text import Cut, display_width, escape, fit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ANYTHING = st.text(st.characters(), max_size=40)
 NAME = Heading("NAME", cut=Cut.MIDDLE, name=True, at_least=16)
@@ -159,3 +163,45 @@ def test_second_screen_is_left_after_an_interrupt(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyboardInterrupt), Display(columns=80).screen():
         raise KeyboardInterrupt
     assert written == ["\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"]
+
+
+WORDS: Final = [Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16), Heading("VERDICT"), Heading("REASON")]
+
+
+def fitted(rows: Sequence[tuple[str, ...]], columns: int, *, headers: bool = True) -> list[str]:
+    return [each.text for each in fitted_lines(WORDS, [Row(cells) for cells in rows], columns, headers=headers)]
+
+
+def test_constant_columns_are_omitted_before_a_name_is_cut_and_stated_below() -> None:
+    rows = [("payments-api-7d9f8b6c5d-x2x9z", "keep", "running"), ("payments-api-7d9f8b6c5d-aaaaa", "keep", "pinned")]
+    assert fitted(rows, 50)[-1].split() == ["payments-api-7d9f8b6c5d-aaaaa", "keep", "pinned"]
+    assert fitted(rows, 40) == [
+        "POD                            REASON",
+        "payments-api-7d9f8b6c5d-x2x9z  running",
+        "payments-api-7d9f8b6c5d-aaaaa  pinned",
+        "all: VERDICT keep",
+    ]
+    assert fitted(rows, 40, headers=False) == [
+        "payments-api-7d9f8b6c5d-x2x9z  running",
+        "payments-api-7d9f8b6c5d-aaaaa  pinned",
+    ]
+    assert len(fitted(rows[:1], 40)) == 2, "every column of one row is constant"
+
+
+def test_row_is_stacked_if_its_name_would_lose_half_of_its_width() -> None:
+    rows = [("payments-api-7d9f8b6c5d-x2x9z", "keep", "running"), ("p\x1b[2J", "remove", "over-per-container-limit")]
+    assert fitted(rows, 30) == [
+        "payments-api-7d9f8b6c5d-x2x9z",
+        "  VERDICT keep  REASON running",
+        "p\\x1b[2J",
+        "  VERDICT remove",
+        "  REASON",
+        "  over-per-container-limit",
+    ]
+    assert fitted(rows, 30, headers=False)[1] == "  keep  running"
+
+
+@given(st.lists(st.tuples(ANYTHING, ANYTHING, ANYTHING), min_size=1, max_size=4), st.integers(20, 120))
+def test_no_text_of_a_list_escapes_its_line(rows: list[tuple[str, str, str]], columns: int) -> None:
+    lines = fitted(rows, columns)
+    assert [escape(line) for line in lines] == lines

@@ -92,3 +92,32 @@ async def test_finish_time_read_for_an_unchanged_listing_is_used() -> None:
     ended = container("a")
     runtime.items["a"] = ended
     assert (await details.with_details(listed, (), old, Scope.ALL))[0].finished_at == ended.finished_at
+
+
+async def test_exits_are_read_once_for_display_and_not_used_by_decisions() -> None:
+    listed = (container("a", finished_s=None), container("b", state=ContainerState.RUNNING))
+    runtime = Runtime(container("a", exit_code=137, exit_reason="OOMKilled"))
+    details, old = ItemDetails(runtime), RuntimeInfo("containerd", "1.7.0", "v1", "unix:///s")
+    for _ in range(2):
+        shown = await details.with_exits(listed)
+        assert (shown[0].exit_code, shown[0].exit_reason) == (137, "OOMKilled")
+        assert (shown[0].finished_at, shown[1]) == (container("a").finished_at, listed[1])
+    assert runtime.calls == ["a"]
+    ready = (sandbox(ready=True),)
+    assert await details.with_details(listed, ready, old, Scope.ALL) == listed
+
+
+async def test_exit_that_cannot_be_read_is_unknown_and_read_again() -> None:
+    listed = (container("a", finished_s=None), container("c", finished_s=None))
+    runtime = Runtime(container("c", exit_code=0))
+    details = ItemDetails(runtime)
+    assert [each.exit_code for each in await details.with_exits(listed)] == [None, 0]
+    runtime.items["a"] = container("a", exit_code=3)
+    assert [each.exit_code for each in await details.with_exits(listed)] == [3, 0]
+    assert sorted(runtime.calls) == ["a", "a", "c"]
+
+
+async def test_status_that_contradicts_the_list_is_no_exit() -> None:
+    listed = (container("a", finished_s=None),)
+    details = ItemDetails(Runtime(container("a", state=ContainerState.RUNNING)))
+    assert await details.with_exits(listed) == listed
