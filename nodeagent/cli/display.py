@@ -154,6 +154,10 @@ class Display(NamedTuple):
         """Write lines without wrapping, such as table rows."""
         self._write("".join(f"{line.styled() if self.colour else line.text}\n" for line in lines))
 
+    def write_raw(self, text: str) -> None:
+        """Write text with its own line breaks, whose values are escaped."""
+        self._write(text)
+
     @contextmanager
     def screen(self) -> Iterator[None]:
         """Use the terminal's alternate screen, with a hidden cursor, in the block; without a terminal, do nothing."""

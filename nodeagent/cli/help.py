@@ -129,7 +129,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "images": (
         ("List all images with verdict and reason", "nodeagent images"),
         ("List the removable images, largest first", "nodeagent images --filter verdict=remove --sort-by -size"),
-        ("Show images by shared layers", "nodeagent images --tree"),
+        (
+            "Print the names and sizes of removable images",
+            "nodeagent images --filter verdict=remove -o custom-columns=NAME:.repo_tags[0],SIZE:.size_bytes",
+        ),
     ),
     "containers": (
         ("List all containers with verdict and reason", "nodeagent containers"),
@@ -137,7 +140,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
             "List the dead containers of a namespace",
             "nodeagent containers -n shop --filter state=exited",
         ),
-        ("List the containers that fail again and again", "nodeagent containers --filter state=crashloop"),
+        (
+            "Print the ids of the containers with exit code 137",
+            "nodeagent containers -o jsonpath='{.items[?(@.exit_code==137)].id}'",
+        ),
     ),
     "pods": (
         ("List the pods of the runtime", "nodeagent pods"),

@@ -188,13 +188,15 @@ class ListOptions(NamedTuple):
     """The options of a list command.
 
     Attributes:
-        form: ``table``, ``wide``, ``json``, ``yaml`` or ``name``.
+        form: ``table``, ``wide``, ``json``, ``yaml``, ``name``, ``jsonpath`` or ``custom-columns``.
         sort_by: key of a column, with the prefix ``-`` for descending order; empty for the order of the document.
         filters: conditions ``KEY=VALUE`` or ``KEY!=VALUE``; ``*``, ``?`` and ``[...]`` in a value are wildcards.
         headers: whether a table has headings.
         truncate: whether values are cut to the width of a terminal.
         quiet: whether only ids are printed.
         namespace: namespace of the printed rows; empty for all namespaces.
+        expression: template of ``jsonpath``, or columns of ``custom-columns``.
+        watch_s: interval in seconds at which the list is read again; ``None`` for a list that is printed once.
     """
 
     form: str = "table"
@@ -204,6 +206,8 @@ class ListOptions(NamedTuple):
     truncate: bool = True
     quiet: bool = False
     namespace: str = ""
+    expression: str = ""
+    watch_s: float | None = None
 
     @property
     def is_table(self) -> bool:

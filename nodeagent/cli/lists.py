@@ -5,16 +5,20 @@ The rows are a field of a JSON document; filters and order apply to JSON and YAM
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import structs
 
-from nodeagent.cli.display import Display, Line, standard_output, warn
+from nodeagent.api.common import Document, encode
+from nodeagent.cli.display import Display, Line, standard_output, warn, warning_lines
 from nodeagent.cli.listing import CONTAINERS, IMAGES, PODS, ListOptions, ListScope, ListView
-from nodeagent.cli.reading import ask, print_document, read_preview, read_runtime
-from nodeagent.cli.table import EMPTY, Row, fitted_lines, short_reference, table_lines
+from nodeagent.cli.reading import ask, print_document, read_preview, read_runtime, watching
+from nodeagent.cli.table import EMPTY, Heading, Row, fitted_lines, short_reference, table_lines
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
 from nodeagent.linear_expression import ExpressionError, glob_search
@@ -22,7 +26,7 @@ from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from nodeagent.api.common import Document
+    from nodeagent.cli.jsonpath import Path, Template
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent_parts import Previews
     from nodeagent.model.runtime import Container, Image, Sandbox
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     ReadPreviews = Callable[[Previews], Coroutine[Any, Any, D]]
 
 L = TypeVar("L", bound=lists.ListDocument)
+W = TypeVar("W", bound=lists.ListDocument)
 
 
 def list_images(source: Source, options: ListOptions) -> None:
@@ -76,12 +81,15 @@ def _print(
     """
     request = ListRequest.of(view, options)
     document = ask(operation, kind, {}, source)
-    if document is None:
-        if request.shows_ids_only:
-            request.print_ids(read_runtime(source, listed))
-            return
-        document = read_preview(source, local)
-    request.print(document, empty=f"no {view.rows}", now=document.observed_at)
+    if document is None and request.shows_ids_only and options.watch_s is None:
+        request.print_ids(read_runtime(source, listed))
+        return
+    first = read_preview(source, local) if document is None else document
+    empty = f"no {view.rows}"
+    if options.watch_s is None:
+        request.print(first, empty=empty, now=first.observed_at)
+    else:
+        request.watch(first, lambda: ask(operation, kind, {}, source) or read_preview(source, local), empty=empty)
 
 
 async def _listed_images(cri: CriClient) -> Sequence[Image]:
@@ -186,20 +194,30 @@ class ListRequest(NamedTuple, Generic[R]):
     view: ListView[R]
     options: ListOptions
     conditions: tuple[Condition, ...]
+    template: Template | None = None
+    custom_columns: tuple[tuple[str, Path], ...] = ()
 
     @classmethod
     def of(cls, view: ListView[R], options: ListOptions) -> ListRequest[R]:
         """Return the request of a list command after validating its options.
 
         Raises:
-            UsageError: a key is unknown, a filter has no value, or ``--quiet`` is combined with another output format.
+            UsageError: a key or a value is unknown, a filter has no value, ``--quiet`` is combined with another output
+                format, or the expression of an output format is invalid.
         """
         if options.quiet and options.form != "table":
             raise UsageError(f"--quiet prints ids only: omit it or -o {options.form}")
         key = options.sort_by.removeprefix("-")
         if options.sort_by and key not in view.sort_keys:
             raise UsageError(f"--sort-by {options.sort_by}: unknown key; keys: {', '.join(view.sort_keys)}")
-        return cls(view, options, tuple(_condition(view, each) for each in options.filters))
+        conditions = tuple(_condition(view, each) for each in options.filters)
+        if options.form not in ("jsonpath", "custom-columns"):
+            return cls(view, options, conditions)
+        from nodeagent.cli.jsonpath import parse_columns, parse_template  # noqa: PLC0415 - needed for these forms only
+
+        if options.form == "jsonpath":
+            return cls(view, options, conditions, parse_template(options.expression))
+        return cls(view, options, conditions, custom_columns=parse_columns(options.expression))
 
     @property
     def shows_ids_only(self) -> bool:
@@ -222,18 +240,57 @@ class ListRequest(NamedTuple, Generic[R]):
             self.print_ids(rows)
         elif options.form in ("json", "yaml"):
             print_document(structs.replace(document, **{own.rows: rows}), options.form)
+        elif not options.is_table:
+            self._print_values(structs.replace(document, **{own.rows: rows}))
         else:
             for warning in getattr(document, "warnings", ()):
                 warn(f"warning: {warning}")
             if rows:
-                self._print_table(rows, now, standard_output())
+                display = standard_output()
+                display.write_fitted(self._table(rows, now, display))
             else:
-                self._warn_of_none(empty)
+                warn(self._none(empty))
 
-    def _warn_of_none(self, empty: str) -> None:
-        """Print the message for a table without rows, with the selection that may have excluded rows."""
+    def watch(self, first: W, read: Callable[[], W], *, empty: str) -> None:
+        """Print a list until an interrupt: on a terminal a table at every reading, otherwise after a change of rows.
+
+        Args:
+            first: the first document.
+            read: returns the current document.
+            empty: message for a table without rows.
+        """
+        display, previous, document = standard_output(), None, first
+        paints = self.options.is_table and display.columns is not None
+        with watching("table", again=paints):
+            while True:
+                rows = self.selected(getattr(document, self.view.rows))
+                if paints:
+                    table = self._table(rows, document.observed_at, display) if rows else [Line(self._none(empty))]
+                    display.repaint([*warning_lines(document.warnings), *table])
+                elif rows != previous:
+                    self.print(document, empty=empty, now=document.observed_at)
+                    sys.stdout.flush()
+                previous = rows
+                time.sleep(self.options.watch_s or 0)
+                document = read()
+
+    def _print_values(self, document: Document) -> None:
+        """Print the values of a template, or the custom columns of each row."""
+        values = json.loads(encode(document))
+        rows = values[self.view.rows]
+        if self.template is not None:
+            standard_output().write_raw(self.template.text({"items": rows, **values}))
+            return
+        from nodeagent.cli.jsonpath import column_text  # noqa: PLC0415 - needed for this form only
+
+        headings = [Heading(title) for title, _ in self.custom_columns]
+        cells = [Row([column_text(path, row, values) for _, path in self.custom_columns]) for row in rows]
+        standard_output().write_fitted(table_lines(headings, cells, None, headers=self.options.headers))
+
+    def _none(self, empty: str) -> str:
+        """Return the message for a table without rows, with the namespace that may have excluded rows."""
         named = f" in namespace {self.options.namespace}" if self.options.namespace else ""
-        warn(f"no {'matching ' if self.conditions else ''}{self.view.rows}{named}" if named else empty)
+        return f"no {'matching ' if self.conditions else ''}{self.view.rows}{named}" if named else empty
 
     def print_ids(self, rows: Iterable[R]) -> None:
         """Print the id of each row with ``--quiet``, else its name."""
@@ -268,7 +325,8 @@ class ListRequest(NamedTuple, Generic[R]):
             selected = known + [row for row in selected if value_of(row) is None]
         return tuple(selected)
 
-    def _print_table(self, rows: Sequence[R], now: datetime, display: Display) -> None:
+    def _table(self, rows: Sequence[R], now: datetime, display: Display) -> list[Line]:
+        """Return the lines of the table; ``rows`` is not empty."""
         options = self.options
         brief = display.columns is not None and options.truncate
         scopes = {
@@ -287,9 +345,8 @@ class ListRequest(NamedTuple, Generic[R]):
             columns.append([cell or EMPTY for cell in shown])
         lines = [Row(cells, self.view.style(row)) for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
         if brief and display.columns is not None:
-            display.write_fitted(fitted_lines(headings, lines, display.columns, headers=options.headers))
-        else:
-            display.write_fitted(table_lines(headings, lines, None, headers=options.headers))
+            return fitted_lines(headings, lines, display.columns, headers=options.headers)
+        return table_lines(headings, lines, None, headers=options.headers)
 
 
 def _condition(view: ListView[R], text: str) -> Condition:

@@ -129,14 +129,23 @@ class PlanOutput(StrEnum):
     YAML = "yaml"
 
 
-class ListOutput(StrEnum):
-    """Output formats of list commands."""
+_LIST_FORMS: Final = ("table", "wide", "json", "yaml", "name", "jsonpath=", "custom-columns=")
+"""Output formats of list commands; the last two are followed by an expression."""
 
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
+
+def _list_form(text: str) -> tuple[str, str]:
+    """Return the output format of a list and its expression, which only ``jsonpath`` and ``custom-columns`` have.
+
+    Raises:
+        UsageError: the format is unknown, or its expression is missing.
+    """
+    form, equals, expression = text.partition("=")
+    if f"{form}{equals}" not in _LIST_FORMS or (equals and not expression):
+        raise UsageError(
+            f"--output {text}: must be table, wide, json, yaml, name, jsonpath=TEMPLATE or "
+            "custom-columns=TITLE:PATH,..."
+        )
+    return form, expression
 
 
 def named_file(value: Path | None) -> Path | None:
@@ -313,23 +322,31 @@ def _declare(
     run.__annotations__ = {each.name: each.annotation for each in parameters}
 
 
-def with_list_options(view: "ListView[Any]") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds the list options to a command, passed as the argument ``listing``."""
+def with_list_options(
+    view: "ListView[Any]", *, watches: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the list options to a command, passed as the argument ``listing``.
+
+    With ``watches`` the list can be printed again after changes.
+    """
     keys = (
         f"Keys of --sort-by: {', '.join(view.sort_keys)}.\n\n"
         f"Keys of --filter: {', '.join(view.filter_keys)}. KEY!=VALUE excludes; *, ? and [...] are wildcards; several "
         "values of one key are alternatives."
     )
-    added = _list_parameters(view)
+    added = {**_list_parameters(view), **(_WATCH_OPTIONS if watches else {})}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**values: Any) -> None:  # noqa: ANN401 - typer converts values by the annotations below
             given = {name: values.pop(name) for name in added}
+            form, expression = _list_form(given["output"])
             command(
                 **values,
                 listing=ListOptions(
-                    form=given["output"].value,
+                    form=form,
+                    expression=expression,
+                    watch_s=given["every"] if given.get("watch") else None,
                     sort_by=given["sort_by"],
                     filters=tuple(given["filters"] or ()),
                     headers=not given["no_headers"],
@@ -349,7 +366,19 @@ def with_list_options(view: "ListView[Any]") -> Callable[[Callable[..., None]], 
 def _list_parameters(view: "ListView[Any]") -> dict[str, tuple[Any, Any]]:
     """Return the type and the default of each list option, by the name of its parameter."""
     return {
-        "output": (Annotated[ListOutput, typer.Option("--output", "-o", help="Output format")], ListOutput.TABLE),
+        "output": (
+            Annotated[
+                str,
+                typer.Option(
+                    "--output",
+                    "-o",
+                    metavar="table|wide|json|yaml|name|jsonpath=TEMPLATE|custom-columns=TITLE:PATH,...",
+                    help="Output format",
+                    autocompletion=lambda: [*_LIST_FORMS],
+                ),
+            ],
+            "table",
+        ),
         "sort_by": (
             Annotated[
                 str,
@@ -384,6 +413,13 @@ def _list_parameters(view: "ListView[Any]") -> dict[str, tuple[Any, Any]]:
     }
 
 
+_WATCH_OPTIONS: Final = {
+    "watch": (
+        Annotated[bool, typer.Option("--watch", "-w", help="Print again after changes, until interrupted")],
+        False,
+    ),
+    "every": (EveryOption, 2.0),
+}
 _NAMESPACE_OPTIONS: Final = {
     "namespace": (
         Annotated[

@@ -13,7 +13,7 @@ from nodeagent.cli.listing import CONTAINERS, IMAGES, PASSES, PODS, ListOptions
 from nodeagent.errors import UsageError
 
 
-@options.with_list_options(IMAGES)
+@options.with_list_options(IMAGES, watches=True)
 def images(
     config: options.ConfigOption = None,
     endpoint: options.EndpointOption = None,
@@ -55,7 +55,7 @@ def du(
     show(source, output.value, details=details, inodes=inodes, timeout=timeout)
 
 
-@options.with_list_options(CONTAINERS)
+@options.with_list_options(CONTAINERS, watches=True)
 def containers(
     config: options.ConfigOption = None,
     endpoint: options.EndpointOption = None,
@@ -74,7 +74,7 @@ def containers(
     list_containers(options.Source(config, options.at_endpoint(endpoint), direct), listing)
 
 
-@options.with_list_options(PODS)
+@options.with_list_options(PODS, watches=True)
 def pods(
     config: options.ConfigOption = None,
     endpoint: options.EndpointOption = None,

@@ -121,7 +121,7 @@ class ContainerDocument(Part, frozen=True, kw_only=True):
 
     Attributes:
         state: state in CRI.
-        exit_reason: reason of the exit in the runtime's words if it says more than the exit code, such as
+        exit_reason: reason of the exit in the runtime's words if it states more than the exit code, such as
             ``OOMKilled``; empty otherwise.
         status: ``Running``, ``Completed``, ``Error``, ``OOMKilled``, ``CrashLoop``, ``Created``, ``Exited`` (with an
             unknown exit code) or ``Unknown``; empty from a daemon of an earlier version.

@@ -63,7 +63,7 @@ _OF_CODE: Final = frozenset({"Completed", "Error", "Exited"})
 
 
 def exit_reason(container: Container) -> str:
-    """Return the reason of an exit that says more than the exit code, such as ``OOMKilled``; empty otherwise."""
+    """Return the reason of an exit that states more than the exit code, such as ``OOMKilled``; empty otherwise."""
     reason = container.exit_reason
     return reason if _REASON.fullmatch(reason) and reason not in _OF_CODE else ""
 

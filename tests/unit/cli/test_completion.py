@@ -36,6 +36,9 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }
 
 
+LIST_FORMS = ("table", "wide", "json", "yaml", "name", "jsonpath=", "custom-columns=")
+
+
 def words(*given: str) -> list[str]:
     return [each.partition("\t")[0] for each in completions([*given])]
 
@@ -106,7 +109,7 @@ def complete(environment: dict[str, str], *given: str, option: str = "-B") -> su
         (("apply", ""), [":files"]),
         (("plan", "d"), ["diff"]),
         (("completion", ""), ["bash", "zsh", "fish"]),
-        (("images", "--output="), [f"--output={each}" for each in ("table", "wide", "json", "yaml", "name")]),
+        (("images", "--output="), [f"--output={each}" for each in LIST_FORMS]),
         (("help", "thr"), ["threat-model"]),
         (("--version", "g"), ["gc"]),
         (("images", "--help", "--qu"), ["--quiet"]),

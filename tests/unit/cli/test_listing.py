@@ -16,7 +16,7 @@ from nodeagent.cli.listing import CONTAINERS, HOLDS, IMAGES, PASSES, PODS, ListO
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.table import short_id
 from nodeagent.errors import UsageError
-from nodeagent.gc.documents.lists import ImageDocument, Images
+from nodeagent.gc.documents.lists import ImageDocument, Images, Pods
 from nodeagent.model import decision
 from nodeagent.model.decision import Accounting, ReasonCode, Verdict
 from nodeagent.model.node import Role
@@ -186,3 +186,53 @@ def test_any_name_is_escaped_with_one_line_per_image(names: list[tuple[str, str]
     lines = "".join(written).split("\n")[:-1]
     assert [escape(line) for line in lines] == lines
     assert len(lines) == len(names) + (form != "name" and bool(names))
+
+
+@pytest.mark.parametrize("form", ["table", "name", "json", "jsonpath"])
+def test_watched_list_in_a_pipe_is_printed_again_only_after_a_change_of_its_rows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    readings = [document_of([image("a")]), document_of([image("a"), image("b")]), document_of([image("a"), image("b")])]
+    request = ListRequest.of(IMAGES, ListOptions(form, expression="{.items[*].id}\n", watch_s=3.0))
+
+    def read() -> Images:
+        if not readings:
+            raise KeyboardInterrupt
+        return readings.pop(0)
+
+    once = len(capsys.readouterr().out)
+    with pytest.raises(KeyboardInterrupt):
+        request.watch(document_of([image("a")]), read, empty="no images")
+    out = capsys.readouterr().out
+    request.print(document_of([image("a")]), empty="", now=NOW)
+    request.print(document_of([image("a"), image("b")]), empty="", now=NOW)
+    assert (once, out, slept) == (0, capsys.readouterr().out, [3.0] * 4)
+
+
+def test_watched_table_on_a_terminal_overwrites_itself_and_restores_the_screen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr("sys.stdout.write", written.append, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    readings = [msgspec.structs.replace(document_of([]), warnings=("layers \x1b unknown",))]
+    with pytest.raises(IndexError):
+        ListRequest.of(IMAGES, ListOptions(watch_s=1.0)).watch(
+            document_of([image("a")]), lambda: readings.pop(0), empty="no images"
+        )
+    text = "".join(written)
+    assert text.startswith("\x1b[?1049h")
+    assert text.endswith("\x1b[?1049l")
+    assert "warning: layers \\x1b unknown" in text
+    assert text.count("\x1b[H") == 2
+    assert "no images" in text
+
+
+def test_missing_rows_of_a_namespace_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    request = ListRequest.of(PODS, ListOptions(namespace="sh\x1bop", filters=("name=a*",)))
+    document = Pods(observed_at=NOW, runtime=document_of([]).runtime, imagefs=None, warnings=(), pods=())
+    request.print(document, empty="no pods", now=NOW)
+    assert capsys.readouterr() == ("", "no matching pods in namespace sh\\x1bop\n")

@@ -67,7 +67,7 @@ def test_endpoint_that_is_not_utf_8_is_a_usage_error() -> None:
         (("plan", "diff", "a", ""), "'B': no file name"),
         (("config", "import", ""), "'FILE|-': no file name"),
         (("config", "import", "x", "--out", ""), "'--out': no file name"),
-        (("images", "-o", "x"), "'--output' / '-o': 'x' is not one of 'table'"),
+        (("images", "-o", "x"), "--output x: must be table, wide, json, yaml, name, jsonpath=TEMPLATE or"),
         (("gc", "all", "--dry-run", "--high", "x"), "'--high': must be a whole number"),
         (("history", "--limit", "0"), "'--limit': must be at least 1"),
         (("history", "--limit", "x"), "'--limit': must be a whole number"),
