@@ -186,6 +186,17 @@ def format_time(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def format_local_time(moment: datetime) -> str:
+    """Return an aware time for people, in the local time zone and with its name, such as ``2026-03-01 13:00:05 CET``.
+
+    The variable ``TZ`` sets the zone. Source: localtime(3).
+    """
+    try:
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z").rstrip()
+    except (OverflowError, ValueError, OSError):  # of a year that the C library cannot represent
+        return format_time(moment)
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration for display with its two largest units, such as ``2h45m``; below a minute with ``s``."""
     if seconds < 0:

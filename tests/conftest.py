@@ -1,9 +1,10 @@
-"""Setup of every test run: hypothesis profile, and a simulated node without a kubelet."""
+"""Setup of every test run: hypothesis profile, and a simulated node without a kubelet; local times are UTC."""
 
 from __future__ import annotations
 
 import gc
 import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,10 @@ settings.register_profile("fast", max_examples=20, derandomize=True, deadline=No
 settings.register_profile("ci", max_examples=200, derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("search", max_examples=200, deadline=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "fast")
+
+
+os.environ["TZ"] = "UTC"
+time.tzset()
 
 
 def pytest_collection_finish() -> None:

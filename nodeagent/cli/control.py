@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ from nodeagent.daemon.control_documents import Paused, Reload, ReloadEffectDocum
 from nodeagent.errors import UsageError
 from nodeagent.loops.pause_file import LONGEST_PAUSE_S
 from nodeagent.text import escape
-from nodeagent.units import format_bytes, format_duration, format_time
+from nodeagent.units import format_bytes, format_duration, format_local_time
 
 _TRIGGER_WITHIN_S: Final = 960.0
 _RELOAD_WITHIN_S: Final = 90.0
@@ -48,7 +50,9 @@ def _event_line(event: dict[str, Any]) -> str:
     from nodeagent.telemetry.event_catalogue import sentence  # noqa: PLC0415 - needed only for tables
 
     fields = {key: value for key, value in event.items() if key not in ("schema", "event", "level", "timestamp")}
-    when = str(event.get("timestamp", ""))[11:19]
+    when = str(event.get("timestamp", ""))
+    with suppress(ValueError):  # of another version
+        when = format_local_time(datetime.fromisoformat(when))
     return f"{when}  {event.get('event')}: {sentence(str(event.get('event')), fields)}"
 
 
@@ -65,7 +69,7 @@ def pause(config: Path | None, *, duration: str, why: str) -> None:
     if not is_text(why):
         raise UsageError(f"--why: {TEXT_FORM}")
     answer = connected(config).call("Pause", Paused, {"seconds": seconds, "why": why})
-    say(f"paused until {format_time(answer.until)}; 'nodeagent resume' ends it earlier")
+    say(f"paused until {format_local_time(answer.until)}; 'nodeagent resume' ends it earlier")
 
 
 def resume(config: Path | None) -> None:

@@ -13,7 +13,7 @@ from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.reading import read, show_document
 from nodeagent.cli.table import ago, short_reference, size
 from nodeagent.gc.documents.passes import Explained, ExplanationDocument
-from nodeagent.units import format_time
+from nodeagent.units import format_local_time
 
 if TYPE_CHECKING:
     from nodeagent.cli.options import Source
@@ -78,7 +78,7 @@ def _lines(found: ExplanationDocument, _: int | None) -> Iterator[Line]:
             yield Line(f"  {label:<{_LABEL}}{text}", hang=2 + _LABEL)
     for past in found.past:
         detail = f"; {past.detail}" if past.detail else ""
-        yield Line(f"{format_time(past.started_at)}: {past.name}: {past.outcome}, {past.reason.sentence}{detail}")
+        yield Line(f"{format_local_time(past.started_at)}: {past.name}: {past.outcome}, {past.reason.sentence}{detail}")
 
 
 def _title(value: Explained) -> str:
@@ -95,7 +95,7 @@ def _item_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
     if value.when:
         yield "removal" if str(value.verdict) == "remove" else "removable", value.when
     if value.eligible_at is not None:
-        yield "eligible from", format_time(value.eligible_at)
+        yield "eligible from", format_local_time(value.eligible_at)
     if value.pod is not None:
         yield "pod", f"{'deleted' if value.pod.gone else 'present'}: {value.pod.how}"
     for user in value.users:

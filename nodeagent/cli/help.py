@@ -191,7 +191,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Explain the containers, sandboxes and logs of a pod", "nodeagent explain shop/redis-0"),
     ),
     "history": (
-        ("List the passes of the last day", "nodeagent history --since 24h"),
+        ("List the passes since yesterday 00:00", "nodeagent history --since yesterday"),
         (
             "Show which pass removed an image, and the reason",
             "nodeagent history --image registry.example.com/shop --details",

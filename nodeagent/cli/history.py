@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime, timedelta
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,7 +12,7 @@ from msgspec import UnsetType, structs
 
 from nodeagent.cli import table as values
 from nodeagent.cli.display import Line, standard_output
-from nodeagent.cli.listing import NODE_STOPS, PASSES, done_items
+from nodeagent.cli.listing import NODE_STOPS, PASSES, counted_kinds, done_items
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.options import Source
 from nodeagent.cli.reading import ask, load_settings
@@ -20,7 +21,7 @@ from nodeagent.errors import UsageError
 from nodeagent.eviction.documents import RecordedEviction
 from nodeagent.gc.documents.history import HistoryDocument, NodeStopDocument, PastPassDocument
 from nodeagent.text import Cut, escape, fit
-from nodeagent.units import SystemClock, format_bytes, format_duration, parse_duration_s
+from nodeagent.units import SystemClock, format_bytes, format_duration, format_local_time, parse_since
 
 if TYPE_CHECKING:
     from nodeagent.cli.listing import ListOptions
@@ -31,7 +32,7 @@ class HistorySelection(NamedTuple):
 
     Attributes:
         pass_id: id of one pass, or the beginning of its id; ``None`` for all passes.
-        since: maximum age of a pass, as a duration; empty for no limit.
+        since: earliest start of a pass, as in :func:`~nodeagent.units.parse_since`; empty for no limit.
         image: part of an image name or id; passes without an action on a matching image are omitted; empty for all.
         limit: maximum number of passes.
         idle: whether passes without actions are listed.
@@ -48,6 +49,7 @@ class HistorySelection(NamedTuple):
 
 _MINIMUM_SINCE_S: Final = 1e-6
 """Minimum of ``--since`` in seconds: the daemon interprets 0 s as no limit."""
+_BAD_ENDS: Final = ("shortfall", "refused", "runtime-lost", "interrupted")
 EVERY_PASS: Final = 2**32 - 1
 """Maximum of the field ``limit``, an unsigned integer of 32 bits."""
 
@@ -56,7 +58,7 @@ def show_history(config: Path | None, request: HistorySelection, listing: ListOp
     """Print past passes, newest first; with ``direct`` or without a daemon they are read from the state directory.
 
     Raises:
-        UsageError: the id is empty, ``since`` is not a duration, an option of the list is invalid, no pass has the id,
+        UsageError: the id is empty, ``since`` is not a time, an option of the list is invalid, no pass has the id,
             or the id is combined with a selection of passes.
         StoreError: the history cannot be read.
     """
@@ -65,12 +67,9 @@ def show_history(config: Path | None, request: HistorySelection, listing: ListOp
         raise UsageError("PASS is empty: add the id of a pass or its beginning, or omit PASS to list all passes")
     if request.pass_id and (request.since or request.image or listing.filters):
         raise UsageError("PASS is one pass: omit --since, --image and --filter")
-    try:
-        ago = timedelta(seconds=parse_duration_s(request.since)) if request.since else None
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"--since: {error}") from error
     now = SystemClock().now()
-    seconds = 0.0 if ago is None else max(_MINIMUM_SINCE_S, ago.total_seconds())
+    oldest = _oldest(request.since, now)
+    seconds = 0.0 if oldest is None else max(_MINIMUM_SINCE_S, (now - oldest).total_seconds())
     limit = min(request.limit, EVERY_PASS)
     fields = {"seconds": seconds, "image": request.image, "limit": limit, "quiet": request.idle}
     document, source = (
@@ -78,7 +77,7 @@ def show_history(config: Path | None, request: HistorySelection, listing: ListOp
         "the agent's history",
     )
     if document is None:
-        document, source = _read_store(config, request, None if ago is None else now - ago)
+        document, source = _read_store(config, request, oldest)
     if request.pass_id:
         passes = tuple(each for each in document.passes if each.id.startswith(request.pass_id))
         if not passes:
@@ -90,10 +89,47 @@ def show_history(config: Path | None, request: HistorySelection, listing: ListOp
         _print_details(document, _empty(request, listing, source), listing)
         return
     listed.print(document, empty=_empty(request, listing, source), now=now)
+    display = standard_output()
+    if listing.is_table and display.columns is not None and (shown := listed.selected(document.passes)):
+        display.write([Line(summary(shown, request.limit), "dim")])
     if listing.is_table and document.node_stops and not listing.filters:
         if document.passes:
             standard_output().write([Line()])
         ListRequest.of(NODE_STOPS, listing._replace(sort_by="")).print(document, empty="", now=now)
+
+
+def _oldest(since: str, now: datetime) -> datetime | None:
+    try:
+        return parse_since(since, now) if since else None
+    except ValueError as error:
+        raise UsageError(f"--since: {error}") from error
+
+
+def summary(passes: Sequence[PastPassDocument], limit: int = EVERY_PASS) -> str:
+    """Return the passes in one line: number, period, removed items by kind, freed bytes, and failures.
+
+    ``passes`` is not empty; if there are ``limit`` of them, older ones may not be listed. Dry runs are counted as
+    passes only.
+    """
+    first, last = min(each.started_at for each in passes), max(each.started_at for each in passes)
+    count = "1 pass" if len(passes) == 1 else f"{len(passes)} passes"
+    count += " (--limit)" if len(passes) >= limit else ""
+    period = f" from {format_local_time(first)} to {format_local_time(last)}" if first != last else ""
+    real = [each for each in passes if not each.dry_run]
+    undone = counted_kinds(each for each in real if each.trigger == "undo")
+    removed = counted_kinds(each for each in real if each.trigger != "undo")
+    freed = sum(each.freed_bytes or 0 for each in real if done_items(each))
+    outcomes = Counter(each.outcome for past in real for each in past.actions)
+    ends = Counter(each.end for each in real)
+    return ", ".join(
+        [
+            f"{count}{period}: {f'removed {removed}' if removed else 'nothing removed'}",
+            *([f"restored {undone}"] if undone else []),
+            *([f"freed {format_bytes(freed)}"] if freed > 0 else []),
+            *(f"{outcomes[each]} {each}" for each in ("failed", "unknown") if outcomes[each]),
+            *(f"{ends[each]} with end {each}" for each in _BAD_ENDS if ends[each]),
+        ]
+    )
 
 
 def _empty(request: HistorySelection, listing: ListOptions, source: str) -> str:
@@ -129,7 +165,7 @@ def _print_details(history: HistoryDocument, empty: str, listing: ListOptions) -
 
 def _pass_lines(past: PastPassDocument, columns: int | None, *, wide: bool) -> Iterator[Line]:
     """Yield a pass with its actions and the ranking of an eviction; ``wide`` adds the sentences of reasons."""
-    yield Line(_headline(past), "bold")
+    yield Line(f"{format_local_time(past.started_at)}  {_headline(past)}", "bold")
     if past.end_detail:
         yield Line(f"  {past.end}: {past.end_detail}", "yellow")
     if past.actions:
@@ -183,7 +219,7 @@ def _ranking_lines(eviction: RecordedEviction, columns: int | None) -> Iterator[
 def stop_headline(stop: NodeStopDocument) -> str:
     """Return the summary line of a node stop: start time, kind, result and number of pods."""
     operation = f" ({escape(stop.operation)})" if stop.operation else ""
-    return f"{values.time_cell(stop.started_at)}  node stop, {stop.kind}{operation}: {stop.end}, {len(stop.pods)} pods"
+    return f"{format_local_time(stop.started_at)}  node stop, {stop.kind}{operation}: {stop.end}, {len(stop.pods)} pods"
 
 
 def _quantity(value: float | None) -> str:

@@ -25,7 +25,7 @@ from nodeagent.gc.plan.image_protection import images_named, labels_named, parse
 from nodeagent.gc.plan.image_users import ImageIndex
 from nodeagent.model.node import ALL_IMAGES, LONGEST_HOLD_S, Hold
 from nodeagent.model.runtime import Image
-from nodeagent.units import SystemClock, format_time
+from nodeagent.units import SystemClock, format_local_time
 
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
@@ -90,7 +90,7 @@ def _print_placed(hold: HoldDocument, form: str, config: Path | None) -> None:
     if form != "table":
         sys.stdout.write(encode(hold, form))
     else:
-        say(f"hold {hold.id} on {hold.target} until {format_time(hold.until)}")
+        say(f"hold {hold.id} on {hold.target} until {format_local_time(hold.until)}")
     sys.stdout.flush()
     if hold.image is not None and not labels_named([hold.image]):  # lists of images have no labels
         _note_unmatched(hold.image, config)

@@ -6,14 +6,15 @@ the keys of ``--filter``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from nodeagent.cli.table import SHORTEST, Heading, age, done_cell, short_id, short_reference, size_cell, time_cell
+from nodeagent.cli.table import SHORTEST, Heading, age, done_cell, short_id, short_reference, size_cell
 from nodeagent.text import Cut
-from nodeagent.units import format_duration
+from nodeagent.units import format_duration, format_local_time
 
 if TYPE_CHECKING:
     from nodeagent.gc.documents.history import NodeStopDocument, PastPassDocument
@@ -76,11 +77,12 @@ def text(
     texts: Callable[[R], Sequence[str]] | None = None,
     brief: Callable[[R], str] | None = None,
     values: Callable[[], tuple[str, ...]] | None = None,
+    optional: bool = False,
 ) -> Column[R]:
     """Return a text column; ``texts`` returns the texts compared with ``--filter``, by default only the value."""
     return Column(
         key,
-        Heading(title, cut=cut, name=name, at_least=at_least),
+        Heading(title, cut=cut, name=name, at_least=at_least, optional=optional),
         value,
         lambda row, _: value(row),
         scope,
@@ -145,6 +147,15 @@ def since(
         return first if first and moment == now else age(moment, now)
 
     return Column(key, Heading(title), value, show, scope)
+
+
+def time(key: str, title: str, value: Callable[[R], datetime], *, name: bool = False) -> Column[R]:
+    """Return a column of times, shown in the local time zone; ``--filter`` matches the shown time."""
+
+    def show(row: R, _: datetime) -> str:
+        return format_local_time(value(row))
+
+    return Column(key, Heading(title, name=name), value, show, texts=lambda row: (show(row, EPOCH),))
 
 
 def duration(key: str, title: str, value: Callable[[R], float], *, scope: ListScope = ListScope.TABLE) -> Column[R]:
@@ -218,6 +229,8 @@ class ListOptions(NamedTuple):
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NAME_CELLS: Final = 16
 _REASON_CELLS: Final = 12
+_PASS_CELLS: Final = 17
+"""Width of the time at the beginning of the id of a pass, by which ``history`` finds the pass, and of an ellipsis."""
 _FAILURES: Final = ("Error", "OOMKilled", "Exited")
 
 
@@ -481,6 +494,19 @@ def done_items(row: PastPassDocument) -> int:
     return sum(each.outcome in ("done", "gone", "restored") for each in row.actions)
 
 
+def counted_kinds(passes: Iterable[PastPassDocument]) -> str:
+    """Return the removed or restored items by kind, such as ``3 images, 1 container``; empty for none."""
+    from nodeagent.model.decision import ItemKind  # noqa: PLC0415 - slow to import
+
+    counts = Counter(
+        each.kind for past in passes for each in past.actions if each.outcome in ("done", "gone", "restored")
+    )
+    known = {str(each): each for each in ItemKind}
+    return ", ".join(
+        known[kind].counted(number) if kind in known else f"{number} {kind}" for kind, number in counts.most_common()
+    )
+
+
 def _usage(row: PastPassDocument) -> str:
     before, after = row.imagefs_percent_before, row.imagefs_percent_after
     return "" if before is None or after is None else f"{before}%-{after}%"
@@ -489,12 +515,13 @@ def _usage(row: PastPassDocument) -> str:
 PASSES: Final[ListView[PastPassDocument]] = ListView(
     "passes",
     (
-        text("id", "PASS", lambda row: row.id, name=True, cut=Cut.MIDDLE),
-        since("started", "AGE", lambda row: row.started_at, scope=ListScope.WIDE),
-        text("trigger", "TRIGGER", lambda row: row.trigger),
-        text("scope", "SCOPE", lambda row: row.scope),
+        time("started", "STARTED", lambda row: row.started_at),
+        text("id", "PASS", lambda row: row.id, name=True, cut=Cut.END, at_least=_PASS_CELLS),
+        text("trigger", "TRIGGER", lambda row: row.trigger, optional=True),
+        text("scope", "SCOPE", lambda row: row.scope, optional=True),
         text("result", "RESULT", lambda row: "dry-run" if row.dry_run else row.end),
         text("removed", "REMOVED", lambda row: done_cell(row.trigger, done_items(row), len(row.actions))),
+        text("kinds", "KINDS", lambda row: counted_kinds([row]), optional=True),
         size("freed", "FREED", lambda row: row.freed_bytes if done_items(row) else None, missing=""),
         size("predicted", "PREDICTED", lambda row: row.predicted_bytes, scope=ListScope.WIDE),
         duration("duration", "DURATION", lambda row: row.duration_s, scope=ListScope.WIDE),
@@ -509,7 +536,7 @@ PASSES: Final[ListView[PastPassDocument]] = ListView(
 NODE_STOPS: Final[ListView[NodeStopDocument]] = ListView(
     "node_stops",
     (
-        text("started", "NODE STOP", lambda row: time_cell(row.started_at), name=True),
+        time("started", "NODE STOP", lambda row: row.started_at, name=True),
         text("kind", "KIND", lambda row: row.kind),
         text("result", "RESULT", lambda row: row.end),
         count("pods", "PODS", lambda row: len(row.pods)),

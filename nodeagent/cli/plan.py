@@ -25,7 +25,7 @@ from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import SavedPlan, compare, parse_plan, refusal_of
 from nodeagent.host.node import node_identity
 from nodeagent.record import Record, field
-from nodeagent.units import SystemClock, format_bytes, format_time, parse_duration_s
+from nodeagent.units import SystemClock, format_bytes, format_local_time, parse_duration_s
 
 if TYPE_CHECKING:
     from nodeagent.gc.executor import PassReport
@@ -194,7 +194,7 @@ def _show(
     columns = display.columns
     lines = [
         Line(
-            f"plan {saved.id.removeprefix('sha256:')[:12]} of {format_time(saved.made_at)}: "
+            f"plan {saved.id.removeprefix('sha256:')[:12]} of {format_local_time(saved.made_at)}: "
             f"{len(preview.removals)} of {len(saved.removals)} removals still possible"
         )
     ]

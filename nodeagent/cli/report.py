@@ -22,7 +22,7 @@ from nodeagent.daemon.documents import Status
 from nodeagent.daemon.report_document import Fleet, FleetGroup, FleetNode, NodeReport, PlannedRemovals
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.text import Cut, escape, fit
-from nodeagent.units import format_bytes, format_time
+from nodeagent.units import format_bytes, format_local_time
 
 if TYPE_CHECKING:
     from nodeagent.cli.options import Source
@@ -53,7 +53,9 @@ def _head(fleet: Fleet) -> Iterator[Line]:
     total = fleet.total
     line = Line(_counted(total.nodes, "node"), "bold")
     if fleet.observed_from is not None and fleet.observed_until is not None:
-        line.append(f", observed {format_time(fleet.observed_from)} to {format_time(fleet.observed_until)}", "dim")
+        line.append(
+            f", observed {format_local_time(fleet.observed_from)} to {format_local_time(fleet.observed_until)}", "dim"
+        )
     yield line
     if fleet.superseded:
         yield Line(f"{_counted(fleet.superseded, 'older report')} of the same nodes not counted", "dim")

@@ -23,7 +23,7 @@ from nodeagent.daemon.documents import Status, Top
 from nodeagent.eviction.documents import FactDocument, PodUsageDocument, RankedPodUsage, SignalDocument
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.text import Cut, escape, fit
-from nodeagent.units import format_bytes, format_duration, format_time
+from nodeagent.units import format_bytes, format_duration, format_local_time
 
 T = TypeVar("T")
 
@@ -257,7 +257,7 @@ def _image_use(status: Status) -> list[Line]:
     lines = []
     if use.observed_since is not None:
         observed_s = (status.observed_at - use.observed_since).total_seconds()
-        since = f"{format_time(use.observed_since)} ({format_duration(max(0.0, round(observed_s)))})"
+        since = f"{format_local_time(use.observed_since)} ({format_duration(max(0.0, round(observed_s)))})"
         line = Line(f"image use: observed since {since}", "dim")
         if use.maximum_unused_age_s is not None and observed_s <= use.maximum_unused_age_s:
             maximum = format_duration(use.maximum_unused_age_s)
@@ -270,7 +270,7 @@ def _image_use(status: Status) -> list[Line]:
     if clock.problem:
         lines.append(Line(f"clock: {clock.problem}", "bold red"))
     if clock.untrusted_until is not None:
-        until = format_time(clock.untrusted_until)
+        until = format_local_time(clock.untrusted_until)
         lines.append(Line(f"clock: {clock.detail}; nothing is removed by age before {until}", "bold yellow"))
     return lines
 

@@ -31,6 +31,7 @@ class Heading(NamedTuple):
         cut: the omitted part of a long value; ``None`` for values that are never shortened.
         name: whether the column identifies the row; such a column is cut after all other columns.
         at_least: minimum width in terminal cells if the values are cut.
+        optional: whether the column is omitted from a list on a terminal that is too narrow for it.
     """
 
     title: str
@@ -38,6 +39,7 @@ class Heading(NamedTuple):
     cut: Cut | None = None
     name: bool = False
     at_least: int = SHORTEST
+    optional: bool = False
 
 
 class Row(NamedTuple):
@@ -45,6 +47,10 @@ class Row(NamedTuple):
 
     cells: Sequence[str]
     style: str = ""
+
+    def without(self, index: int) -> Row:
+        """Return the row without one cell."""
+        return self._replace(cells=_without(self.cells, index))
 
 
 def table_lines(
@@ -80,17 +86,19 @@ def fitted_lines(headings: Sequence[Heading], rows: Sequence[Row], columns: int,
     """Return the lines of a list on a terminal, with names whole as long as possible; ``rows`` is not empty.
 
     If the table is too wide, columns with the same value in all rows are omitted first, and their values are stated
-    once, below the table. If the names would still lose half of their width, a row is shown in several lines: the whole
-    names, and the other values below.
+    once, below the table; then optional columns. If the names would still lose half of their width, a row is shown in
+    several lines: the whole names, and the other values below.
     """
     omitted: list[str] = []
     for index in reversed(range(len(headings))):
         values = {row.cells[index] for row in rows}
         is_constant = len(rows) > 1 and len(values) == 1 and not headings[index].name
-        if is_constant and sum(_widths(headings, rows)) + _gaps(headings) > columns:
+        if is_constant and _is_too_wide(headings, rows, columns):
             omitted.insert(0, f"{headings[index].title} {values.pop()}")
-            headings = _without(headings, index)
-            rows = [row._replace(cells=_without(row.cells, index)) for row in rows]
+            headings, rows = _without(headings, index), [row.without(index) for row in rows]
+    for index in reversed(range(len(headings))):
+        if headings[index].optional and _is_too_wide(headings, rows, columns):
+            headings, rows = _without(headings, index), [row.without(index) for row in rows]
     if not _shows_names(headings, rows, columns):
         lines = [line for row in rows for line in _stacked(headings, row, columns, headers=headers)]
     else:
@@ -102,6 +110,10 @@ def fitted_lines(headings: Sequence[Heading], rows: Sequence[Row], columns: int,
 
 def _without(items: Sequence[T], index: int) -> list[T]:
     return [*items[:index], *items[index + 1 :]]
+
+
+def _is_too_wide(headings: Sequence[Heading], rows: Sequence[Row], columns: int) -> bool:
+    return sum(_widths(headings, rows)) + _gaps(headings) > columns
 
 
 def _gaps(headings: Sequence[Heading]) -> int:
@@ -239,11 +251,6 @@ def ago(moment: datetime | None, now: datetime) -> str:
 def age(moment: datetime, now: datetime) -> str:
     """Return the time since a moment, such as ``3d4h``; 0 for a moment in the future."""
     return format_duration(max(0.0, float(round((now - moment).total_seconds()))))
-
-
-def time_cell(moment: datetime) -> str:
-    """Return an aware UTC time in seconds as one word, such as ``2026-03-01T12:00:00Z``."""
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def signal_name(signal: SignalDocument) -> str:

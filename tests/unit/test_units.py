@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from nodeagent.units import (
     format_bytes,
     format_duration,
+    format_local_time,
     format_quantity,
     parse_bytes,
     parse_duration_s,
@@ -283,6 +284,24 @@ def test_start_of_a_period_is_a_duration_a_day_or_a_time(
 ) -> None:
     zone(zone_name)
     assert parse_since(text, datetime(2026, 3, 29, 10, 30, tzinfo=UTC)).isoformat() == expected
+
+
+@pytest.mark.parametrize(
+    ("zone_name", "moment", "text"),
+    [
+        ("UTC", "2026-03-29T00:30:05.999+00:00", "2026-03-29 00:30:05 UTC"),
+        ("Europe/Berlin", "2026-03-29T00:59:59+00:00", "2026-03-29 01:59:59 CET"),
+        ("Europe/Berlin", "2026-03-29T01:00:00+00:00", "2026-03-29 03:00:00 CEST"),
+        ("Asia/Kolkata", "2026-12-31T23:00:00+00:00", "2027-01-01 04:30:00 IST"),
+        ("<-03>3", "2026-03-29T01:00:00+00:00", "2026-03-28 22:00:00 -03"),
+        ("Etc/GMT+12", "0001-01-01T00:00:00+00:00", "0001-01-01T00:00:00.000Z"),
+    ],
+)
+def test_time_for_people_is_local_with_its_zone(
+    zone: Callable[[str], None], zone_name: str, moment: str, text: str
+) -> None:
+    zone(zone_name)
+    assert format_local_time(datetime.fromisoformat(moment)) == text
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,15 @@ def history(
         ),
     ] = None,
     config: options.ConfigOption = None,
-    since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Maximum age of a pass, such as 24h")] = "",
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Only passes since then: 2h, yesterday, 2026-03-01",
+            autocompletion=lambda: ["today", "yesterday"],
+        ),
+    ] = "",
     image: Annotated[
         str,
         typer.Option(
@@ -229,6 +237,7 @@ def history(
 ) -> None:
     """List past passes, newest first.
 
+    Times are local. KINDS shows the removed items by kind; on a terminal a summary of all listed passes follows.
     The details list each removal with its reason, its outcome and the bytes freed. REMOVED shows removed/planned items,
     FREED the measured bytes. The result of a killed pass is interrupted; the outcome of a removal without a record is
     unknown.

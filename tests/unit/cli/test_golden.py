@@ -139,7 +139,9 @@ def node() -> Iterator[Node]:
     ):
         directory = Path(name) / "state"
         for number, past in enumerate(PASSES):
-            History(directory).add(replace(past, id=f"20260301T12000{number}Z-0a1b2c"), RETENTION)
+            started_at = past.started_at + timedelta(minutes=5 * number)
+            identity = f"{started_at:%Y%m%dT%H%M%SZ}-0a1b2c"
+            History(directory).add(replace(past, id=identity, started_at=started_at), RETENTION)
         for image, why in ((f"{TAGGED}:*", "rollback of the settlement migration until Thursday"), ("--all", "audit")):
             assert (
                 in_pipe("hold", "add", image, "--for", "3d59m", "--why", why, "--config", str(served.config)).code == 0
@@ -225,7 +227,7 @@ def test_every_reference_is_found_in_a_pipe(node: Node) -> None:
         *("images", "images --tree", "images --filter verdict=keep --sort-by -size", "containers", "pods", "hold list"),
         *(
             "history --all",
-            "history 20260301T120003Z",
+            "history 20260301T114500Z",
             "gc all --dry-run",
             "gc leaks --dry-run",
             "status",

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.cli.history import summary
 from nodeagent.cli.table import done_cell
+from nodeagent.gc.documents.history import PastPassDocument
 from nodeagent.host.processes import own_process
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, History, PastAction, PastPass, Retention
 from tests.support.command import nodeagent
+from tests.support.terminal import on_terminal
+from tests.unit.builders import NOW
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 PLANNED = PastAction("image", "sha256:1", "r/a:1", ("r/a:1",), "planned", "", "all-unused", "unused", 7, 0.0)
@@ -44,7 +50,7 @@ def leave_unfinished(directory: Path, *, running: bool = False) -> None:
 def test_killed_pass_is_listed_as_interrupted_with_its_unknown_removals(tmp_path: Path, config: str) -> None:
     leave_unfinished(tmp_path / "state")
     (row,) = nodeagent("history", "--config", config).stdout.splitlines()[1:]
-    assert row.split() == ["killed", "interval", "images", "interrupted", "1/4", "-"]
+    assert row.split()[3:] == ["killed", "interval", "images", "interrupted", "1/4", "1", "image", "-"]
     shown = nodeagent("history", "--details", "--config", config).stdout
     assert "interrupted: killed before the pass finished" in shown
     assert f"  unknown: 3 items: {UNKNOWN}" in shown
@@ -102,7 +108,9 @@ def test_row_of_a_pass_has_its_removed_or_restored_items_and_no_negative_size(
     store = History(tmp_path / "state")
     store.add(replace(past, actions=actions), Retention(timedelta(days=30), 16 << 20))
     (row,) = nodeagent("history", "--config", config).stdout.splitlines()[1:]
-    assert row.split() == ["p", trigger, "images", "complete", *cells]
+    done = int(cells[0].partition("/")[0])
+    kinds = [str(done), "image" if done == 1 else "images"] if done else ["-"]
+    assert row.split()[3:] == ["p", trigger, "images", "complete", *cells[:-1], *kinds, cells[-1]]
     (counted,) = store.count(limit=1)
     assert done_cell(trigger, counted.removed, counted.planned).split() == cells[:-1]
 
@@ -181,3 +189,70 @@ def test_details_are_those_of_the_filtered_passes(tmp_path: Path, config: str) -
 def test_selection_of_passes_with_the_id_of_a_pass_is_a_usage_error(config: str, options: tuple[str, str]) -> None:
     ended = nodeagent("history", "killed", *options, "--config", config)
     assert (ended.returncode, "omit --since" in ended.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("since", "listed"),
+    [("2h", ["new"]), ("yesterday", ["new", "old"]), ("2026-03-01", ["new", "old"]), ("today", ["new"]), ("1m", [])],
+)
+def test_passes_since_a_day_or_a_time_are_listed_in_local_time(
+    tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch, since: str, listed: list[str]
+) -> None:
+    now = datetime(2026, 3, 2, 7, 30, tzinfo=UTC)
+    monkeypatch.setattr("nodeagent.units.SystemClock.now", lambda _: now)
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        store = History(tmp_path / "state")
+        for name, started_at in (("old", datetime(2026, 3, 1, 2, 0, 7, tzinfo=UTC)), ("new", now - timedelta(hours=1))):
+            past = PastPass(
+                name, started_at, 2.0, "interval", "images", "", False, "complete", "", 7, 7, 1, 1, (PLANNED,)
+            )
+            store.add(past, Retention(timedelta(days=30), 16 << 20))
+        rows = nodeagent("history", "--since", since, "--config", config).stdout.splitlines()[1:]
+        details = nodeagent("history", "old", "--config", config).stdout
+        printed = nodeagent("history", "old", "-o", "json", "--config", config).stdout
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert [row.split()[3] for row in rows] == listed
+    assert [row[:23] for row in rows] == ["2026-03-02 07:30:00 CET", "2026-03-01 03:00:07 CET"][: len(listed)]
+    assert details.startswith("2026-03-01 03:00:07 CET  old  interval, images")
+    assert json.loads(printed)["passes"][0]["started_at"] == "2026-03-01T02:00:07.000Z"
+
+
+def test_time_of_history_in_another_form_is_refused(config: str) -> None:
+    ended = nodeagent("history", "--since", "last week", "--config", config)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--since: 'last week' is not a time: write a duration such as 2h, today, yesterday" in ended.stderr
+
+
+def past_document(outcomes: Sequence[str] = (), kind: str = "image", **fields: Any) -> PastPassDocument:
+    actions = tuple(replace(PLANNED, kind=kind, outcome=each) for each in outcomes)
+    past = PastPass("p", NOW, 2.0, "interval", "images", "", False, "complete", "", 7, None, 1, 1, actions)
+    return PastPassDocument.of(replace(past, **fields))
+
+
+def test_summary_counts_removals_by_kind_freed_bytes_and_failures() -> None:
+    passes = [
+        past_document(outcomes=("done", "done", "failed"), freed_bytes=1 << 30, result="shortfall"),
+        past_document(outcomes=("gone",), kind="container", started_at=NOW - timedelta(hours=8)),
+        past_document(outcomes=("done",), kind="future-kind"),
+        past_document(outcomes=("restored",), trigger="undo"),
+        past_document(outcomes=("done", "unknown"), dry_run=True, freed_bytes=1 << 40, result="interrupted"),
+    ]
+    assert summary(passes) == (
+        "5 passes from 2026-03-01 04:00:00 UTC to 2026-03-01 12:00:00 UTC: removed 2 images, 1 container, "
+        "1 future-kind, restored 1 image, freed 1.00 GiB, 1 failed, 1 with end shortfall"
+    )
+    assert summary([past_document()]) == "1 pass: nothing removed"
+    assert summary([past_document()] * 2, limit=2) == "2 passes (--limit): nothing removed"
+
+
+def test_summary_is_printed_on_a_terminal_only(tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    past = PastPass("p", NOW, 2.0, "interval", "images", "", False, "complete", "", 7, 7, 1, 1, (PLANNED,))
+    History(tmp_path / "state").add(past, Retention(timedelta(days=3650), 16 << 20))
+    assert on_terminal(120, "history", "--config", config).out.splitlines()[-1] == "1 pass: nothing removed"
+    assert "pass:" not in nodeagent("history", "--config", config).stdout
+    assert "pass:" not in on_terminal(120, "history", "-q", "--config", config).out
