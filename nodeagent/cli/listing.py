@@ -146,7 +146,7 @@ def since(
             return missing
         return first if first and moment == now else age(moment, now)
 
-    return Column(key, Heading(title), value, show, scope)
+    return Column(key, Heading(title, is_time=True), value, show, scope)
 
 
 def time(key: str, title: str, value: Callable[[R], datetime], *, name: bool = False) -> Column[R]:
@@ -155,12 +155,12 @@ def time(key: str, title: str, value: Callable[[R], datetime], *, name: bool = F
     def show(row: R, _: datetime) -> str:
         return format_local_time(value(row))
 
-    return Column(key, Heading(title, name=name), value, show, texts=lambda row: (show(row, EPOCH),))
+    return Column(key, Heading(title, name=name, is_time=True), value, show, texts=lambda row: (show(row, EPOCH),))
 
 
 def duration(key: str, title: str, value: Callable[[R], float], *, scope: ListScope = ListScope.TABLE) -> Column[R]:
     """Return a column of durations; ``value`` returns seconds."""
-    return Column(key, Heading(title), value, lambda row, _: format_duration(value(row)), scope)
+    return Column(key, Heading(title, is_time=True), value, lambda row, _: format_duration(value(row)), scope)
 
 
 class ListView(NamedTuple, Generic[R]):

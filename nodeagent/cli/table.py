@@ -31,6 +31,8 @@ class Heading(NamedTuple):
         cut: the omitted part of a long value; ``None`` for values that are never shortened.
         name: whether the column identifies the row; such a column is cut after all other columns.
         at_least: minimum width in terminal cells if the values are cut.
+        is_time: whether the values are times or durations, which differ in the next output; a column of equal times is
+            not omitted.
         optional: whether the column is omitted from a list on a terminal that is too narrow for it.
     """
 
@@ -39,6 +41,7 @@ class Heading(NamedTuple):
     cut: Cut | None = None
     name: bool = False
     at_least: int = SHORTEST
+    is_time: bool = False
     optional: bool = False
 
 
@@ -92,7 +95,7 @@ def fitted_lines(headings: Sequence[Heading], rows: Sequence[Row], columns: int,
     omitted: list[str] = []
     for index in reversed(range(len(headings))):
         values = {row.cells[index] for row in rows}
-        is_constant = len(rows) > 1 and len(values) == 1 and not headings[index].name
+        is_constant = len(rows) > 1 and len(values) == 1 and not (headings[index].name or headings[index].is_time)
         if is_constant and _is_too_wide(headings, rows, columns):
             omitted.insert(0, f"{headings[index].title} {values.pop()}")
             headings, rows = _without(headings, index), [row.without(index) for row in rows]

@@ -74,6 +74,8 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"^(  /run/node/\S* +)\S+iB", r"\1 9.99KiB"),
         (r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "2026-03-04T12:00:00.000Z"),
         (r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "2026-03-04T12:00:00Z"),
+        (r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\b", "2026-03-04 12:00:00 UTC"),
+        (r"\b(AGE|LAST USED|EXPIRES IN|DURATION) \d\w*\b", r"\1 9s"),
         (r"\b[0-9a-f]{64}\b", "0123456789abcdef" * 4),
         (r"(?<=\b2026…)[0-9a-f]{5}\b", "ab34c"),
         (r"(?<![\w-])(?!123456789012\b)[0-9a-f]{12}(?![\w-])", "0123456789ab"),

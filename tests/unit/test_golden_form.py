@@ -53,6 +53,8 @@ def test_columns_without_readings_keep_their_widths() -> None:
         ("frees 46.1 MiB (target 42.1 MiB)", "frees 46.1 MiB (target ##.# MiB)"),
         ("io.psi.some ███  18% stalled\nno pressure", "no pressure"),
         ("keep: running", None),
+        ("  AGE 3d4h  LAST USED 12s  STATE Running", "  AGE 9s  LAST USED 9s  STATE Running"),
+        ("2026-11-28 22:48:42 UTC  pass", "2026-03-04 12:00:00 UTC  pass"),
     ],
 )
 def test_text_that_differs_between_runs_is_replaced(text: str, expected: str | None) -> None:

@@ -188,6 +188,13 @@ def test_constant_columns_are_omitted_before_a_name_is_cut_and_stated_below() ->
     assert len(fitted(rows[:1], 40)) == 2, "every column of one row is constant"
 
 
+def test_times_are_not_omitted_for_equal_values_since_the_next_output_has_others() -> None:
+    headings = [Heading("NAME", cut=Cut.END, name=True), Heading("AGE", is_time=True), Heading("NOTE", optional=True)]
+    rows = [Row(("n" * 20, "3s", "a" * 9)), Row(("m" * 20, "3s", "b" * 9))]
+    assert fitted_lines(headings, rows, 30)[0].text == "NAME                  AGE"
+    assert fitted_lines(headings, rows, 40)[0].text.split() == ["NAME", "AGE", "NOTE"]
+
+
 def test_row_is_stacked_if_its_name_would_lose_half_of_its_width() -> None:
     rows = [("payments-api-7d9f8b6c5d-x2x9z", "keep", "running"), ("p\x1b[2J", "remove", "over-per-container-limit")]
     assert fitted(rows, 30) == [
