@@ -75,7 +75,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "gc images high": ("--dry-run", "--high", "70"),
     "gc images unconfirmed": (),
     "gc free": ("--free", "20Mi", "--dry-run"),
-    "gc to": ("--to", "70%", "--dry-run", "--kept"),
+    "gc to": ("--to", "70%", "--dry-run"),
     "gc containers": ("--dry-run",),
     "gc all": ("--dry-run",),
     "gc all yes": ("--yes",),
