@@ -58,7 +58,7 @@ from nodeagent.model.node import Certainty, ContainerdConfig, NodeSnapshot, Role
 from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.pods.role import read_role
 from nodeagent.record import replace
-from nodeagent.runtime.connection import K3S_SOCKET, discover_endpoint
+from nodeagent.runtime.connection import CONTAINERD_SOCKET, K3S_SOCKET, KNOWN_SOCKETS, discover_endpoint
 from nodeagent.settings.kubelet_config import ask_kubelet, read_kubelet_config
 from nodeagent.shutdown.document_readings import delay_limit, lock_held, off_because, query_logind
 from nodeagent.shutdown.plan.planner import STOP_HOOK_RESERVE_S, DelayLimit, required_delay_s, shutdown_budget
@@ -237,9 +237,18 @@ def runtime_findings(settings: Settings, root: Path = Path("/")) -> Iterator[nod
     try:
         yield from run_with_agent(settings, lambda agent: _query_runtime(agent, root))
     except NodeAgentError as error:
-        config = read_containerd_config(find_containerd_files(_socket(_endpoint(settings, root)), root))
-        config = config or ContainerdConfig()
+        config = _configuration_of(_socket(_endpoint(settings, root)), root) or ContainerdConfig()
         yield node.unusable_runtime(str(error), find_disabled_cri(config), config.faults)
+
+
+def _configuration_of(socket: str, root: Path) -> ContainerdConfig | None:
+    """Return the configuration of the containerd with a socket; ``None`` if unknown.
+
+    The unit and the default file are not those of a stopped runtime of a distribution, such as k3s.
+    """
+    files = find_containerd_files(socket, root)
+    foreign = {os.path.realpath(root / each) for each in KNOWN_SOCKETS if each != CONTAINERD_SOCKET}
+    return None if socket in foreign and not files.is_running else read_containerd_config(files)
 
 
 async def _query_runtime(agent: Agent, root: Path) -> list[node.Finding]:

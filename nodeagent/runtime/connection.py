@@ -43,11 +43,12 @@ Response = TypeVar("Response", bound=Message)
 READ_DEADLINE_S = 10.0
 CONTAINERD_SERVICES = "/containerd.services."
 K3S_SOCKET = "run/k3s/containerd/containerd.sock"
+CONTAINERD_SOCKET = "run/containerd/containerd.sock"
 KNOWN_SOCKETS = (
     K3S_SOCKET,  # also the socket of rke2
     "run/k0s/containerd.sock",
     "var/snap/microk8s/common/run/containerd.sock",
-    "run/containerd/containerd.sock",
+    CONTAINERD_SOCKET,
     "run/crio/crio.sock",
 )
 """Known sockets in search order.

@@ -55,9 +55,9 @@ _MACHINE: Final = (
 """Labels of the lines of ``node describe`` that contain facts of the machine."""
 _MACHINE_CHECKS: Final = (
     *("clock", "cgroups", "pressure-stalls", "memory-thresholds", "cache-reclaim", "logind-delay", "inhibitor"),
-    *("journal", "unit", "filesystems"),
+    *("journal", "unit", "filesystems", "containerd-config"),
 )
-"""Checks of ``doctor`` that depend only on the machine."""
+"""Checks of ``doctor`` that depend only on the machine, or name temporary files."""
 _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
     (re.compile(pattern, re.MULTILINE), constant)
     for pattern, constant in (

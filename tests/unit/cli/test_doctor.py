@@ -17,6 +17,7 @@ from nodeagent.cli.doctor import fix_logind, summary
 from nodeagent.doctor.plan.node import Finding, Grade
 from nodeagent.model.node import Role
 from nodeagent.record import replace
+from nodeagent.runtime.connection import K3S_SOCKET
 from nodeagent.settings.loading import load
 from nodeagent.settings.settings import ControlSettings
 from tests.support.kubelet_tree import add_process, make_node
@@ -296,6 +297,15 @@ def test_line_that_disables_cri_is_named_for_a_runtime_without_an_answer(
     assert known.verdict is unknown.verdict is Grade.PROBLEM
     assert "; /etc/containerd/config.toml:1: disabled_plugins" in known.evidence
     assert ("disabled_plugins" in known.fix, "disabled_plugins" in unknown.evidence) == (True, False)
+
+
+@pytest.mark.parametrize(("socket", "is_named"), [("run/containerd/containerd.sock", True), (K3S_SOCKET, False)])
+def test_default_configuration_is_not_that_of_a_stopped_runtime_of_a_distribution(
+    node_settings: Settings, tmp_path: Path, socket: str, *, is_named: bool
+) -> None:
+    write(tmp_path, "etc/containerd/config.toml", 'disabled_plugins = ["cri"]\n')
+    (finding,) = checks.runtime_findings(replace(node_settings, endpoint=f"unix://{tmp_path / socket}"), tmp_path)
+    assert ("disabled_plugins" in finding.evidence) is is_named
 
 
 def test_faults_of_the_configuration_are_named_for_a_runtime_without_an_answer(
