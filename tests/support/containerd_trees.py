@@ -117,7 +117,10 @@ TREES: Final[dict[str, dict[str, str]]] = {
         MAIN: imports("conf.d/*.toml") + V2 + _OLD_ALL,
         "conf.d/a.toml": f'{OLD}]\nsandbox_image = "a"\n',
     },
-    "pattern-without-match": {MAIN: imports("@/conf.d/*.toml") + V2 + _OLD_ALL, "conf.d/a.conf": _OLD_ALL},
+    "pattern-without-match": {
+        MAIN: imports("@/conf.d/*.toml") + V2 + _OLD_ALL,
+        "conf.d/a.conf": f'{OLD}]\nsandbox_image = "a"\n',
+    },
     "list-order-and-nested-import": {
         MAIN: imports("b.toml", "a.toml") + V2,
         "b.toml": imports("d/c.toml") + f'{OLD}]\nsandbox_image = "b"\n',

@@ -134,8 +134,14 @@ def check_containerd_config(
     if merged is None:
         yield Finding.skipped(_CHECK, f"rules of the configuration of containerd {version} not known")
         return
-    yield _settings_finding(merged, {SANDBOX_IMAGE: sandbox_image, SNAPSHOTTER: snapshotter}, config.changed)
+    reported: dict[_Setting, str | None] = {SANDBOX_IMAGE: sandbox_image, SNAPSHOTTER: snapshotter}
+    yield _settings_finding(merged, reported, config.changed)
+    used = {each: getattr(line, "value", reported.get(each)) for each, line in merged.deciding.items()}
+    used[DISCARD_LAYERS] = used[DISCARD_LAYERS] or False  # the default of all releases
     for each in sorted(merged.ineffective, key=lambda each: (str(each.line.path), each.line.number)):
+        same = (_is_of(each.line, setting) and value == each.line.value for setting, value in used.items())
+        if not config.changed and any(same):
+            continue  # the value is used for another reason, such as a default that a complete file states
         text = f"{each.line.keys[-1]} = {_written(each.line)}"
         yield Finding.warning(_FILES_CHECK, f"{each.line.place}: {text} has no effect: {each.reason}", each.fix)
 
