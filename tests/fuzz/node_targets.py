@@ -19,10 +19,13 @@ from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
 from nodeagent._proto.runtime.v1 import api_pb2 as api
+from nodeagent.doctor.plan.containerd import check_containerd_config
+from nodeagent.doctor.plan.node import Grade
 from nodeagent.errors import ConfigError, ObservationError
 from nodeagent.gc.plan.consistency import RuntimeLists, SuspicionKind, find_suspicions
 from nodeagent.gc.plan.planner import plan_all
 from nodeagent.gc.plan.policy import GCPolicy
+from nodeagent.host.containerd_config import ContainerdFiles, read_containerd_config
 from nodeagent.kube.kubelet_pods import ManifestReader, parse_pod_list
 from nodeagent.model.decision import ItemKind
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
@@ -47,6 +50,7 @@ from nodeagent.shutdown.plan.planner import signal_number
 from nodeagent.telemetry.logging import encode
 from nodeagent.text import display_width, encodable, escape, to_json
 from tests.fuzz.target import DefectError, Target
+from tests.support.containerd_trees import MAIN, TREES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,6 +126,22 @@ def kubelet_config(data: bytes) -> bool:
         return False
     imported.to_toml()
     return True
+
+
+def containerd_config(directory: Path, data: bytes) -> bool:
+    """Read a main file of containerd that imports itself, and check its findings; return whether it has no fault."""
+    (directory / "config.toml").write_bytes(data)
+    config = read_containerd_config(ContainerdFiles("/config.toml", is_named=True, root=directory))
+    if config is None or not (config.files or config.faults):
+        raise DefectError("neither lines nor a fault")
+    count = data.count(b"\n") + 1
+    if any(not 1 <= line.number <= count for file in config.files for line in file):
+        raise DefectError("a line has a number outside of the file")
+    for version in ("1.6.20", "1.7.24", "2.1.9", "2.3.0"):
+        first, *_ = check_containerd_config(config, version, sandbox_image=None, snapshotter="overlayfs")
+        if config.faults and first.verdict is not Grade.WARNING:
+            raise DefectError("settings are stated in spite of a fault")
+    return not config.faults
 
 
 _KUBELET_CONFIG: Final = {
@@ -352,12 +372,17 @@ def node_targets(directory: Path) -> dict[str, Target]:
     """Return the fuzz targets by name; the targets write files to ``directory``."""
     manifests = directory / "manifests"
     manifests.mkdir()
+    containerd = directory / "containerd"
+    containerd.mkdir()
+    names = ("version-1", "version-2-both-tables", "version-3", "inline-tables", "long-values", "misspelt", "disabled")
+    trees = tuple(TREES[each][MAIN].encode() for each in names)
     pods = json.dumps({"kind": "PodList", "items": [_FULL_POD, _POD]}).encode()
     hostile = "é\u202e\x1b[31m\n\udcff\u200b\U000e0041한".encode("utf-8", "surrogateescape")
     return {
         "manifest": Target(lambda data: manifest(manifests, data), _MANIFEST_SEEDS),
         "kubelet-pods": Target(kubelet_pods, (pods,)),
         "kubelet-config": Target(kubelet_config, (json.dumps(_KUBELET_CONFIG).encode(),)),
+        "containerd-config": Target(lambda data: containerd_config(containerd, data), trees),
         "runtime": Target(runtime, _runtime_seeds()),
         "image-graph": Target(image_graph, (b"abbcaAABBC", b"aAAA", b"abbaaA", b"a0b1aA")),
         "terminal": Target(terminal, (hostile,)),

@@ -32,6 +32,7 @@ INPUTS = {
     "manifest": 300,
     "kubelet-pods": 1_000,
     "kubelet-config": 150,
+    "containerd-config": 300,
     "runtime": 1_000,
     "image-graph": 100,
     "terminal": 2_000,
