@@ -127,7 +127,7 @@ def check_containerd_config(
     release = parse_release(version)
     faults = [*config.faults, *(find_faults(config, release) if release else ())]
     for fault in faults:
-        yield Finding.warning(_CHECK, fault, "repair the file: containerd does not start again with it")
+        yield Finding.warning(_CHECK, fault, "repair the file: containerd may not start again with it")
     if faults:
         return
     merged = merge(config, release) if release else None
