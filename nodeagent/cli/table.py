@@ -90,7 +90,7 @@ def fitted_lines(headings: Sequence[Heading], rows: Sequence[Row], columns: int,
 
     If the table is too wide, columns with the same value in all rows are omitted first, and their values are stated
     once, below the table; then optional columns. If the names would still lose half of their width, a row is shown in
-    several lines: the whole names, and the other values below.
+    several lines: its whole first name, and the other values below.
     """
     omitted: list[str] = []
     for index in reversed(range(len(headings))):
@@ -143,17 +143,14 @@ def _shows_names(headings: Sequence[Heading], rows: Sequence[Row], columns: int)
 
 
 def _stacked(headings: Sequence[Heading], row: Row, columns: int, *, headers: bool) -> Iterator[Line]:
-    """Yield the names of a row, and its other values with their titles below; a value is not wrapped."""
-    cells = list(zip(headings, row.cells, strict=True))
-    names = [cell for heading, cell in cells if heading.name]
-    together = _GAP.join(names)
-    for each in [together] if display_width(escape(together)) <= columns else names:
-        yield Line(each, row.style)  # not wrapped: a part of a name would look like a value
+    """Yield the first name of a row, and its other values with their titles below; no value is cut."""
+    first = next((index for index, each in enumerate(headings) if each.name), 0)
+    yield Line(row.cells[first], row.style)  # not wrapped: a part of a name would look like a value
     text = ""
-    for heading, cell in cells:
-        if heading.name:
+    for index, heading in enumerate(headings):
+        if index == first:
             continue
-        value = escape(f"{heading.title} {cell}" if headers else cell)
+        value = escape(f"{heading.title} {row.cells[index]}" if headers else row.cells[index])
         if text and display_width(text) + len(_GAP) + display_width(value) > columns:
             yield from Line(text, row.style, hang=len(_GAP)).wrapped(columns)
             text = ""
