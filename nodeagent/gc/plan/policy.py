@@ -121,10 +121,10 @@ class SpaceGoal(Record):
     used_percent: int | None = None
 
     def available_bytes(self, observed: FsObservation) -> int:
-        """Return the available bytes of the filesystem at which the goal is reached."""
+        """Return the least available bytes of the filesystem at which the goal is reached."""
         if self.used_percent is None:
             return observed.available_bytes + self.free_bytes
-        return observed.capacity_bytes * (100 - self.used_percent) // 100
+        return -(-observed.capacity_bytes * (100 - self.used_percent) // 100)
 
 
 class Scope(StrEnum):

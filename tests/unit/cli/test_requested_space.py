@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from nodeagent.api.client import ControlClient
 from nodeagent.cli import control_client
-from nodeagent.model.runtime import ContainerState
+from nodeagent.gc.plan.policy import SpaceGoal
+from nodeagent.model.runtime import ContainerState, FsObservation
+from nodeagent.record import replace
 from tests.sim.content import Layer
 from tests.sim.filesystem import SimFilesystem
 from tests.sim.node import SimNode
@@ -107,6 +110,15 @@ async def test_dead_containers_are_removed_for_a_request_only_until_it_is_met(
     removed = [each for each in decisions if each["verdict"] == "remove"]
     assert [each["kind"] for each in removed] == ["container", "container"]
     assert [each["reason"]["code"] for each in decisions if each["kind"] == "image"].count("enough-freed") == 4
+
+
+@pytest.mark.parametrize("capacity_bytes", [100, 101, 10_000 * MIB, 10_737_418_243])
+def test_requested_usage_is_the_displayed_usage_once_it_is_reached(capacity_bytes: int) -> None:
+    for percent in range(100):
+        observed = FsObservation("/", 1, capacity_bytes, 0, 0, 0, datetime(2026, 1, 1, tzinfo=UTC))
+        wanted = SpaceGoal(used_percent=percent).available_bytes(observed)
+        used = [replace(observed, available_bytes=each).used_percent for each in (wanted, wanted - 1)]
+        assert used == [percent, percent + 1]
 
 
 @pytest.mark.parametrize(
