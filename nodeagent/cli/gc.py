@@ -32,7 +32,7 @@ from nodeagent.gc.plan.policy import LIMITS, ImageGCPolicy, Scope, SpaceGoal
 from nodeagent.gc.plan.saved_plan import parse_plan
 from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, ReasonCode, Verdict
 from nodeagent.record import Record, field, replace
-from nodeagent.text import Cut, escape
+from nodeagent.text import Cut, escape, shortened
 from nodeagent.units import SystemClock, format_bytes, format_duration, format_space, format_time, parse_bytes
 
 if TYPE_CHECKING:
@@ -300,15 +300,15 @@ class CollectOptions(Record):
         return self.output in ("table", "wide")
 
 
-def space_goal(free: str, to: str) -> SpaceGoal | None:
-    """Return the space requested with ``--free`` and ``--to``; ``None`` without either.
+def space_goal(free: str | None, to: str | None) -> SpaceGoal | None:
+    """Return the space requested with ``--free`` and ``--to``; ``None`` without either. An empty value is invalid.
 
     Raises:
         UsageError: both are given, or a value is invalid.
     """
-    if free and to:
+    if free is not None and to is not None:
         raise UsageError("--free, --to: give one of them")
-    if free:
+    if free is not None:
         try:
             size_bytes = parse_bytes(free)
         except ValueError as error:
@@ -316,11 +316,13 @@ def space_goal(free: str, to: str) -> SpaceGoal | None:
         if not size_bytes:
             raise UsageError("--free: must be more than 0 bytes")
         return SpaceGoal(size_bytes)
-    if not to:
+    if to is None:
         return None
     number = to.strip().removesuffix("%").rstrip()
-    if not (number.isascii() and number.isdecimal() and int(number) < 100):
-        raise UsageError(f"--to: {to!r} is not a usage: write a whole number of percent below 100, such as 70%")
+    if not (number.isascii() and number.isdecimal() and len(number) <= 2):
+        raise UsageError(
+            f"--to: {shortened(to, 40)!r} is not a usage: write a whole number of percent below 100, such as 70%"
+        )
     return SpaceGoal(used_percent=int(number))
 
 

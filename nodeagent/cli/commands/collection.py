@@ -25,9 +25,11 @@ gc_app = options.command_group(
 def gc(
     context: typer.Context,
     free: Annotated[
-        str, typer.Option("--free", metavar="SIZE", help="Free at least SIZE on imagefs, such as 10Gi")
-    ] = "",
-    to: Annotated[str, typer.Option("--to", metavar="PERCENT", help="Remove until imagefs is PERCENT full")] = "",
+        str | None, typer.Option("--free", metavar="SIZE", help="Free at least SIZE on imagefs, such as 10Gi")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="PERCENT", help="Remove until imagefs is PERCENT full")
+    ] = None,
     config: options.ConfigOption = None,
     endpoint: options.EndpointOption = None,
     dry_run: options.RunOption = None,

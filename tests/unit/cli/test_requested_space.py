@@ -124,11 +124,15 @@ def test_requested_usage_is_the_displayed_usage_once_it_is_reached(capacity_byte
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (("--free", ""), "--free: '' is not a size"),
+        (("--to", ""), "--to: '' is not a usage"),
+        (("--free", "", "--to", "40%"), "--free, --to: give one of them"),
         (("--free", "0"), "--free: must be more than 0 bytes"),
         (("--free", "10 potatoes"), "--free: '10 potatoes' is not a size"),
         (("--to", "100%"), "--to: '100%' is not a usage"),
         (("--to", "-1"), "--to: '-1' is not a usage"),
         (("--to", "70.5"), "--to: '70.5' is not a usage"),
+        (("--to", "9" * 5000), "is not a usage"),
         (("--free", "1Gi", "--to", "70%"), "--free, --to: give one of them"),
     ],
 )
