@@ -67,7 +67,8 @@ def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
         elif not limited:
             yield Line(f"no pod would be evicted: {_why_none(found)}", "green")
     else:
-        yield Line(f"threshold exceeded: {plan.threshold.threshold}", "bold red")
+        bound = f"; limited by {plan.threshold.limited_by}" if plan.threshold.limited_by else ""
+        yield Line(f"threshold exceeded: {plan.threshold.threshold}{bound}", "bold red")
         for step in found.reclaim_first:
             yield Line(f"  first {step}")
     victim = next((each for each in plan.decisions if each.uid == plan.victim), None)

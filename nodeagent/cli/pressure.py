@@ -84,6 +84,9 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
             style="bold red" if exceeded else "",
         )
     yield from table.lines(columns)
+    for each in pressure.signals:
+        if each.limited_by:
+            yield Line(f"{signal_name(each)}: limited by {each.limited_by}", "yellow")
     conditions = ", ".join(pressure.conditions)
     yield Line(conditions or "no pressure", "bold red" if conditions else "green")
     for statement in pressure.unrelieved or ():

@@ -325,6 +325,7 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
             line.append(" stalled")
         else:
             line.append(f" {amount(signal, signal.available)} available of {amount(signal, signal.capacity)}")
+            line.append(f" (limited by {signal.limited_by})" if wide and signal.limited_by else "", "dim")
         yield line.append("".join(f"  exceeded: {one.text}" for one in met), "bold red")
     found, nearly_full = ", ".join(status.conditions), [each.nearly_full for each in status.filesystems]
     if found or not any(nearly_full):

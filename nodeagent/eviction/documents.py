@@ -52,6 +52,7 @@ class SignalDocument(Part, frozen=True, kw_only=True):
         available: amount in bytes, inodes or PIDs, as ``capacity``; for stall signals the percent of time stalled.
         change_per_s: change per second since the previous reading; ``None`` for the first reading.
         mountpoint: mount point of an additional filesystem; empty for all other signals.
+        limited_by: limit of a cgroup above the pods that bounds ``available`` or ``capacity``; empty without one.
     """
 
     signal: pressure.Signal
@@ -61,6 +62,7 @@ class SignalDocument(Part, frozen=True, kw_only=True):
     change_per_s: Number | None
     thresholds: tuple[ThresholdDocument, ...]
     mountpoint: str = ""
+    limited_by: str = ""
 
     @classmethod
     def of(
@@ -93,7 +95,8 @@ class Memory(Part, frozen=True, kw_only=True):
     Attributes:
         formula_bytes: the kubelet's formula, capacity minus working set; ``None`` if it is not used.
         kernel_bytes: ``MemAvailable``; ``None`` if it is not used.
-        estimate: content of the reading of ``memory.available``, such as ``MemAvailable``; empty for the formula.
+        estimate: content of the reading of ``memory.available``, such as ``MemAvailable``; empty for the formula; the
+            limit if a cgroup above the pods decides, to which all values then refer instead of the machine.
         difference: the estimates and the largest parts of their difference; empty with one estimate.
         evidence: signs of a shortage; they decide whether the lower estimate is used alone.
         disputed: thresholds that only one of the estimates meets, without evidence for this estimate.
@@ -127,7 +130,7 @@ class Memory(Part, frozen=True, kw_only=True):
             disputed=tuple(each.threshold.text for each in evaluation.statuses if memory_model.is_disputed(each)),
             parts=tuple(MemoryAmount(name=name, size_bytes=size) for name, size in memory_model.memory_parts(counters)),
             kept_by_evictions_bytes=memory_model.kept_by_evictions(counters),
-            reserve_bytes=counters.reserve_free,
+            reserve_bytes=None if memory.limited_by else counters.reserve_free,
             locked_bytes=counters.locked,
         )
 
@@ -287,6 +290,7 @@ class ThresholdStatusDocument(Part, frozen=True, kw_only=True):
 
     Attributes:
         mountpoint: mount point of an additional filesystem; empty for all other signals.
+        limited_by: limit of a cgroup above the pods that bounds ``available`` or ``capacity``; empty without one.
     """
 
     threshold: str
@@ -301,6 +305,7 @@ class ThresholdStatusDocument(Part, frozen=True, kw_only=True):
     held_s: Number
     acting: bool
     mountpoint: str = ""
+    limited_by: str = ""
 
     @classmethod
     def of(cls, status: ThresholdStatus) -> ThresholdStatusDocument:
@@ -317,6 +322,7 @@ class ThresholdStatusDocument(Part, frozen=True, kw_only=True):
             observed_at=None if reading is None else reading.observed_at.at,
             held_s=round(status.met_for_s, 3),
             mountpoint=status.threshold.measurand.path,
+            limited_by="" if reading is None else reading.limited_by,
         )
 
 

@@ -7,11 +7,13 @@ nor cleared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
-from nodeagent.eviction.plan.memory_model import estimate_memory
+from nodeagent.eviction.plan.memory_model import bound_memory, estimate_memory
+from nodeagent.host.cgroup_limits import NO_LIMIT, PodsCgroups, find_pods_cgroups
 from nodeagent.host.filesystems import is_read_only, read_filesystem
 from nodeagent.host.meminfo import MemoryReader, parse_pairs, read_number, read_text, read_totals, require
 from nodeagent.model.pressure import MemorySource, Moment, OtherFilesystem, Signal, SignalReading
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from nodeagent.units import Clock
 
 _ROOT: Final = Path("/")
-_NO_LIMIT: Final = 1 << 62  # Source: kubelet, a larger memory limit means unlimited
-_PODS: Final = ("kubepods.slice", "kubepods")
 
 
 class SignalPaths(Record):
@@ -72,20 +72,33 @@ def read_signals(  # noqa: PLR0913 - one argument for each source of the reading
         root: parent of ``proc`` and ``sys``.
 
     Without paths, only kernel files are read: the kernel answers from memory, and no disk can delay the answer.
+
+    Limits of the cgroups above the pods bound memory, swap and PIDs. The stall signals are of the visible root of the
+    cgroups if it has a limit of memory: on the machine of a container, processes of other containers wait too.
     """
-    memory, stalls = memory or MemoryReader(root), list[SignalReading]()
+    memory, groups, stalls = memory or MemoryReader(root), find_pods_cgroups(root), list[SignalReading]()
 
     def read_stalls() -> list[SignalReading]:
-        stalls.extend(_stalls(root, _moment(clock), "memory", Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL))
-        return stalls
+        machine, node = root / "proc/pressure/memory", _stall_file(root, groups, "memory")
+        signals = (Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL)
+        stalls.extend(_stalls(machine, _moment(clock), *signals))
+        return stalls if node == machine else _stalls(node, _moment(clock), *signals)
+
+    def read_memory() -> list[SignalReading]:
+        now, percent = _moment(clock), _stall_percent(stalls)
+        of_machine, total = memory.read(source, now.monotonic_s, kernel_estimate=kernel_estimate, stall_percent=percent)
+        limited = memory.read_limited(source, now.monotonic_s, groups, kernel_estimate=kernel_estimate)
+        read, capacity, limit = bound_memory(of_machine, total, limited)
+        available = estimate_memory(read).available
+        return [SignalReading(Signal.MEMORY_AVAILABLE, available, capacity, now, read, limited_by=limit)]
 
     found, warnings = _read_each(
         read_stalls,
-        lambda: [_memory(memory, _moment(clock), source, _stall_percent(stalls), kernel_estimate=kernel_estimate)],
-        lambda: _allocatable(root, _moment(clock)),
-        lambda: [_pids(root, _moment(clock))],
-        lambda: _swap(_moment(clock)),
-        lambda: _stalls(root, _moment(clock), "io", Signal.IO_PSI_SOME, Signal.IO_PSI_FULL),
+        read_memory,
+        lambda: _allocatable(groups, _moment(clock)),
+        lambda: [_pids(root, groups, _moment(clock))],
+        lambda: _swap(groups, _moment(clock)),
+        lambda: _stalls(_stall_file(root, groups, "io"), _moment(clock), Signal.IO_PSI_SOME, Signal.IO_PSI_FULL),
     )
     of_filesystems, unread = read_filesystem_signals(paths, clock)
     return (*found, *of_filesystems), (*warnings, *unread)
@@ -115,37 +128,28 @@ def _moment(clock: Clock) -> Moment:
     return Moment(clock.now(), clock.monotonic_s())
 
 
-def _memory(
-    memory: MemoryReader, now: Moment, source: MemorySource, stall_percent: float | None, *, kernel_estimate: bool
-) -> SignalReading:
-    read, capacity = memory.read(source, now.monotonic_s, kernel_estimate=kernel_estimate, stall_percent=stall_percent)
-    return SignalReading(Signal.MEMORY_AVAILABLE, estimate_memory(read).available, capacity, now, read)
-
-
 def _stall_percent(found: Iterable[SignalReading]) -> float | None:
     return next((each.available for each in found if each.signal is Signal.MEMORY_PSI_SOME), None)
 
 
-def _allocatable(root: Path, now: Moment) -> list[SignalReading]:
+def _allocatable(groups: PodsCgroups, now: Moment) -> list[SignalReading]:
     """Return the available part of the pods' memory limit; empty without a pod cgroup or limit."""
-    for name in _PODS:
-        group = root / "sys/fs/cgroup" / name
-        if not (group / "memory.max").exists():
-            continue
-        text = read_text(group / "memory.max").strip()
-        if text == "max" or not text.isdecimal() or int(text) >= _NO_LIMIT:
-            return []
-        limit = int(text)
-        inactive = require(parse_pairs(read_text(group / "memory.stat")), "inactive_file", group / "memory.stat")
-        working_set = max(0, read_number(group / "memory.current") - inactive)
-        return [SignalReading(Signal.ALLOCATABLE_MEMORY_AVAILABLE, max(0, limit - working_set), limit, now)]
-    return []
+    group = groups.pods
+    if group is None or not (group / "memory.max").exists():
+        return []
+    text = read_text(group / "memory.max").strip()
+    if text == "max" or not text.isdecimal() or int(text) >= NO_LIMIT:
+        return []
+    limit = int(text)
+    inactive = require(parse_pairs(read_text(group / "memory.stat")), "inactive_file", group / "memory.stat")
+    working_set = max(0, read_number(group / "memory.current") - inactive)
+    return [SignalReading(Signal.ALLOCATABLE_MEMORY_AVAILABLE, max(0, limit - working_set), limit, now)]
 
 
-def _pids(root: Path, now: Moment) -> SignalReading:
-    """Return the available PIDs: the lower of two limits minus the existing threads.
+def _pids(root: Path, groups: PodsCgroups, now: Moment) -> SignalReading:
+    """Return the available PIDs: the lower of two limits minus the existing threads, bounded by limits of cgroups.
 
-    Source: kubelet ``pidlimit.Stats``; proc(5), ``loadavg``, ``pid_max``, ``threads-max``.
+    Source: kubelet ``pidlimit.Stats``; proc(5), ``loadavg``, ``pid_max``, ``threads-max``; cgroup-v2.rst, ``pids.max``.
     """
     limits = []
     for name in ("pid_max", "threads-max"):
@@ -159,18 +163,40 @@ def _pids(root: Path, now: Moment) -> SignalReading:
     tasks = words[3].partition("/")[2] if len(words) > 3 else ""
     if not tasks.isdecimal():
         raise ObservationError(f"{path}: {' '.join(words)!r} has no task count")
-    return SignalReading(Signal.PID_AVAILABLE, max(0, min(limits) - int(tasks)), min(limits), now)
+    machine = SignalReading(Signal.PID_AVAILABLE, max(0, min(limits) - int(tasks)), min(limits), now)
+    return _bounded(machine, groups, "pids")
 
 
-def _swap(now: Moment) -> list[SignalReading]:
-    """Return the free swap; empty on a node without swap."""
+def _swap(groups: PodsCgroups, now: Moment) -> list[SignalReading]:
+    """Return the free swap, bounded by limits of cgroups; empty on a node without swap."""
     _, swap, free = read_totals()
-    return [SignalReading(Signal.SWAP_FREE, free, swap, now)] if swap else []
+    if not swap:
+        return []
+    bounded = _bounded(SignalReading(Signal.SWAP_FREE, free, swap, now), groups, "memory.swap")
+    return [bounded] if bounded.capacity else []
 
 
-def _stalls(root: Path, now: Moment, resource: str, some: Signal, full: Signal) -> list[SignalReading]:
-    """Return the ten-second stall averages; empty on a kernel without PSI. Source: kernel psi.rst."""
-    path = root / "proc/pressure" / resource
+def _bounded(machine: SignalReading, groups: PodsCgroups, resource: str) -> SignalReading:
+    """Return a reading bounded by the limits of the cgroups above the pods, as for memory."""
+    found = [machine]
+    for limit in groups.limits(f"{resource}.max"):
+        available = max(0, limit.value - read_number(limit.directory / f"{resource}.current"))
+        found.append(replace(machine, available=available, capacity=limit.value, limited_by=limit.text))
+    decides, lowest = min(found, key=lambda each: each.available), min(found, key=lambda each: each.capacity)
+    return replace(decides, capacity=lowest.capacity, limited_by=decides.limited_by or lowest.limited_by)
+
+
+def _stall_file(root: Path, groups: PodsCgroups, resource: str) -> Path:
+    """Return the file with the stalls of the node: of the visible root with a limit of memory, else of the machine."""
+    with suppress(ObservationError):  # reported by the reading of the memory
+        own = groups.root / f"{resource}.pressure"
+        if any(each.directory == groups.root for each in groups.limits("memory.max")) and own.exists():
+            return own
+    return root / "proc/pressure" / resource
+
+
+def _stalls(path: Path, now: Moment, some: Signal, full: Signal) -> list[SignalReading]:
+    """Return the ten-second stall averages of a file; empty on a kernel without PSI. Source: kernel psi.rst."""
     if not path.exists():
         return []
     found = []

@@ -20,17 +20,20 @@ from typing import Final, NamedTuple
 import psutil
 
 from nodeagent.errors import ObservationError
+from nodeagent.host.cgroup_limits import PodsCgroups, find_pods
+from nodeagent.host.cgroups import read_memory_stalls
 from nodeagent.model.pressure import ArcSize, MemoryCounters, MemorySource, NodeMemory, PodsMemory, ReclaimActivity
 from nodeagent.record import replace
 
 _KIB: Final = 1024
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-_PODS: Final = ("kubepods.slice", "kubepods")
 _COUNTED_OF_PODS: Final = ("anon", "file", "slab_reclaimable", "sec_pagetables", "zswap", "hugetlb")
 _KERNEL_OF_PODS: Final = ("slab_unreclaimable", "kernel_stack", "pagetables", "percpu", "vmalloc")
 _WINDOW_S: Final = 11.0
 """Age of the earlier reading with which reclaim activity is computed: the poll interval, with a margin."""
 _KEPT_S: Final = 60.0
+_CHARGE_BATCH_BYTES: Final = 64 * _PAGE
+"""Memory that each CPU charges in advance: at a limit so much may be free. Source: kernel ``MEMCG_CHARGE_BATCH``."""
 _ZONE_FIELD: Final = re.compile(r"^ +(min|high|managed|protection:) +(.+)$", re.MULTILINE)
 
 
@@ -71,6 +74,7 @@ class MemoryReader:
         self._root = root
         self._is_near = is_near
         self._samples: deque[_Sample] = deque()
+        self._samples_of_limits: dict[Path, deque[_Sample]] = {}
         self._watermarks: Watermarks | None = None
         self._watermarks_until_s = 0.0
         self._no_arc_until_s = 0.0
@@ -106,6 +110,40 @@ class MemoryReader:
         if counters is not None and (self._is_near is None or self._is_near(lowest, total)):
             counters, activity = self._details(counters, lowest, now_s)
         return NodeMemory(formula, kernel, counters, activity, stall_percent), total
+
+    def read_limited(
+        self, source: MemorySource, now_s: float, groups: PodsCgroups, *, kernel_estimate: bool
+    ) -> list[tuple[NodeMemory, int]]:
+        """Return the memory of each cgroup above the pods with a limit, and its limit in bytes; arguments as above.
+
+        Raises:
+            ObservationError: a file of a cgroup with a limit cannot be read, or a limit is malformed.
+
+        Source: kernel cgroup-v2.rst, ``memory.max``, ``memory.stat``; ``max`` of ``memory.events.local``, which counts
+        allocations that waited for reclaim at this limit, not at a limit of a pod.
+        """
+        limits, found = groups.limits("memory.max"), []
+        pods = None if groups.pods is None or not limits else _read_pods(groups.pods)
+        for limit in limits:
+            path = limit.directory / "memory.stat"
+            stat, used = parse_pairs(read_text(path)), read_number(limit.directory / "memory.current")
+            inactive = require(stat, "inactive_file", path)
+            reclaimable = inactive + stat.get("active_file", 0) + stat.get("slab_reclaimable", 0)
+            working_set_leaves = max(0, limit.value - max(0, used - inactive))
+            reclaim_leaves = min(limit.value, max(0, limit.value - used + reclaimable))
+            by_kernel = source is MemorySource.MEM_AVAILABLE
+            waits = parse_pairs(_text_or_empty(limit.directory / "memory.events.local")).get("max", 0)
+            sample = _Sample(now_s, (waits, waits, _sum(stat, "workingset_refault")), reclaim_leaves, 0)
+            memory = NodeMemory(
+                None if by_kernel else working_set_leaves,
+                reclaim_leaves if by_kernel or kernel_estimate else None,
+                _counters_of_limit(limit.value, used, stat, pods),
+                _activity(self._samples_of_limits.setdefault(limit.directory, deque()), sample),
+                read_memory_stalls(str(limit.directory))[0],
+                limit.text,
+            )
+            found.append((memory, limit.value))
+        return found
 
     def _formula(self, total: int) -> int:
         """Return the capacity minus the working set, which is usage without inactive page cache.
@@ -148,15 +186,7 @@ class MemoryReader:
             _sum(vmstat, "workingset_refault"),
         )
         now = _Sample(now_s, counts, int(available), _without_reading(counters))
-        while self._samples and not 0 <= now_s - self._samples[0].at_s <= _WINDOW_S:
-            self._samples.popleft()
-        first = self._samples[0] if self._samples else None
-        self._samples.append(now)
-        if first is None:
-            return counters, None
-        scanned, direct, refaulted = (max(0, new - old) for new, old in zip(counts, first.counts, strict=True))
-        fell, grew = first.available - now.available, now.unexplained - first.unexplained
-        return counters, ReclaimActivity(scanned, direct, refaulted, fell, grew)
+        return counters, _activity(self._samples, now)
 
     def _read_watermarks(self, now_s: float) -> Watermarks | None:
         if now_s >= self._watermarks_until_s:
@@ -174,18 +204,68 @@ class MemoryReader:
         return found
 
     def _read_pods(self) -> PodsMemory | None:
-        for parent in (self._root / "sys/fs/cgroup", self._root / "sys/fs/cgroup/memory"):
-            for name in _PODS:
-                stat = parse_pairs(_text_or_empty(parent / name / "memory.stat"))
-                if "anon" in stat:
-                    kernel = sum(stat.get(each, 0) for each in _KERNEL_OF_PODS)
-                    counted = kernel + sum(stat.get(each, 0) for each in _COUNTED_OF_PODS)
-                    current = _text_or_empty(parent / name / "memory.current").strip()
-                    other = max(0, int(current) - counted) if current.isdecimal() else 0
-                    return PodsMemory(stat["anon"], stat.get("shmem", 0), kernel, other)
-                if "total_rss" in stat:
-                    return PodsMemory(stat["total_rss"], stat.get("total_shmem", 0))
+        for top in (self._root / "sys/fs/cgroup", self._root / "sys/fs/cgroup/memory"):
+            group = find_pods(top, self._root)
+            found = None if group is None else _read_pods(group)
+            if found is not None:
+                return found
         return None
+
+
+def _read_pods(group: Path) -> PodsMemory | None:
+    """Return the memory of the cgroup of all pods; ``None`` if it cannot be read."""
+    stat = parse_pairs(_text_or_empty(group / "memory.stat"))
+    if "anon" in stat:
+        kernel = sum(stat.get(each, 0) for each in _KERNEL_OF_PODS)
+        counted = kernel + sum(stat.get(each, 0) for each in _COUNTED_OF_PODS)
+        current = _text_or_empty(group / "memory.current").strip()
+        other = max(0, int(current) - counted) if current.isdecimal() else 0
+        return PodsMemory(stat["anon"], stat.get("shmem", 0), kernel, other)
+    if "total_rss" in stat:
+        return PodsMemory(stat["total_rss"], stat.get("total_shmem", 0))
+    return None
+
+
+def _activity(samples: deque[_Sample], now: _Sample) -> ReclaimActivity | None:
+    """Return the reclaim since an earlier sample, and add the new one; ``None`` without an earlier sample."""
+    while samples and not 0 <= now.at_s - samples[0].at_s <= _WINDOW_S:
+        samples.popleft()
+    first = samples[0] if samples else None
+    samples.append(now)
+    if first is None:
+        return None
+    scanned, direct, refaulted = (max(0, new - old) for new, old in zip(now.counts, first.counts, strict=True))
+    fell, grew = first.available - now.available, now.unexplained - first.unexplained
+    return ReclaimActivity(scanned, direct, refaulted, fell, grew)
+
+
+def _counters_of_limit(limit: int, used: int, stat: dict[str, int], pods: PodsMemory | None) -> MemoryCounters:
+    """Return the counters of a cgroup with a limit, from ``memory.stat``; a counter without a line is 0."""
+    at_limit = (os.cpu_count() or 1) * _CHARGE_BATCH_BYTES
+    stacks = stat.get("kernel_stack", 0)
+    return MemoryCounters(
+        total=limit,
+        free=max(0, limit - used),
+        anonymous=stat.get("anon", 0),
+        page_cache=stat.get("file", 0),
+        active_file=stat.get("active_file", 0),
+        inactive_file=stat.get("inactive_file", 0),
+        shared=stat.get("shmem", 0),
+        slab_reclaimable=stat.get("slab_reclaimable", 0),
+        slab_unreclaimable=stat.get("slab_unreclaimable", 0),
+        kernel_stacks=stacks,
+        page_tables=stat.get("pagetables", 0) + stat.get("sec_pagetables", 0),
+        per_cpu=stat.get("percpu", 0),
+        vmalloc=stat.get("vmalloc", 0) + stacks,  # unlike that of the machine, it excludes the stacks
+        huge_pages=stat.get("hugetlb", 0),
+        swap_cached=stat.get("swapcached", 0),
+        unevictable=stat.get("unevictable", 0),
+        zswapped=stat.get("zswapped", 0),
+        compressed_swap=stat.get("zswap", 0),
+        pods=pods,
+        minimum_free=at_limit,
+        reserve_free=at_limit,
+    )
 
 
 def read_totals() -> MemoryTotals:

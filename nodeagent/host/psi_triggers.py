@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from nodeagent.host.cgroup_limits import find_pods
+
 _ROOT: Final = Path("/")
 _READ_BYTES: Final = 4096
-_KUBEPODS: Final = ("kubepods.slice", "kubepods")
 MEMORY_EVENTS: Final = "memory events"
 _HINTS: Final = {
     errno.ENOENT: "PSI unavailable in this kernel; psi=1 on the kernel command line may enable it",
@@ -53,6 +54,9 @@ class PressureTriggers:
     def add_stall_trigger(self, resource: str, stall_us: int, window_us: int) -> str:
         """Register a trigger for a stall of some tasks within a window; return the fault, empty on success.
 
+        The trigger is of the machine, also on a node in a container: stalls of its tasks are stalls of the machine, and
+        a trigger of other tasks only causes a reading. A trigger of a cgroup requires write access to it.
+
         Args:
             resource: ``memory`` or ``io``.
             stall_us: stall time in microseconds, at most the window.
@@ -71,8 +75,9 @@ class PressureTriggers:
         if MEMORY_EVENTS in self._names.values():
             return ""
         base = self._root / "sys/fs/cgroup"
-        path = next((each for name in _KUBEPODS if (each := base / name / "memory.events").exists()), None)
-        if path is None:
+        pods = find_pods(base, self._root)
+        path = None if pods is None else pods / "memory.events"
+        if path is None or not path.exists():
             return f"{base}: no pod cgroup with memory.events"
         # EPOLLPRI fires on changes since this read
         return self._add(MEMORY_EVENTS, path, os.O_RDONLY, lambda each: os.read(each, _READ_BYTES))

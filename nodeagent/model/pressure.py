@@ -208,6 +208,8 @@ class SignalReading(Record):
         memory: the estimates and parts of the node's memory, from which ``available`` is decided; ``None`` for other
             signals.
         path: path of an :class:`OtherFilesystem`; empty otherwise.
+        limited_by: limit of a cgroup above the pods that bounds ``available`` or ``capacity``, such as
+            ``memory.max 4.00 GiB of /sys/fs/cgroup``; empty if only the machine does.
     """
 
     signal: Signal
@@ -216,6 +218,7 @@ class SignalReading(Record):
     observed_at: Moment
     memory: NodeMemory | None = None
     path: str = ""
+    limited_by: str = ""
 
     @property
     def kernel_available(self) -> float | None:
@@ -555,12 +558,18 @@ class ReclaimActivity(Record):
 class NodeMemory(Record):
     """The estimates of available memory of one reading, with the readings that decide between them.
 
+    They are of the machine, or of a cgroup above the pods with a limit of memory, in place of which they have the same
+    meaning: the limit is the memory, ``free`` the part of the limit without a charge. Only charges at this limit count
+    as reclaim.
+
     Attributes:
         formula: capacity minus working set, as in the kubelet; ``None`` if the setting excludes this estimate.
-        kernel_available: ``MemAvailable``; ``None`` if unknown or if the setting excludes this estimate.
+        kernel_available: ``MemAvailable``, for a cgroup free memory, page cache and reclaimable slab; ``None`` if
+            unknown or if the setting excludes this estimate.
         counters: the parts of the memory; ``None`` if unknown.
         activity: reclaim since an earlier reading; ``None`` without an earlier reading.
         stall_percent: share of time in which tasks waited for memory, over ten seconds; ``None`` without PSI.
+        limited_by: the limit with its cgroup, for display; empty for the memory of the machine.
     """
 
     formula: float | None = None
@@ -568,3 +577,4 @@ class NodeMemory(Record):
     counters: MemoryCounters | None = None
     activity: ReclaimActivity | None = None
     stall_percent: float | None = None
+    limited_by: str = ""

@@ -83,7 +83,11 @@ class PodCgroups:
         return self._memory_min
 
     def memory_capacity_bytes(self, warnings: list[str]) -> int | None:
-        """Return the memory of the node in bytes; ``None``, with a warning added, after a failed reading."""
+        """Return the memory of the machine in bytes; ``None``, with a warning added, after a failed reading.
+
+        The kubelet computes OOM scores from the memory of the machine, also in a container with a limit, so that no
+        limit of a cgroup bounds it. Source: kubelet ``GetContainerOOMScoreAdjust``, ``MachineInfo``.
+        """
         if self._capacity_bytes is None:
             try:
                 self._capacity_bytes = read_totals().memory

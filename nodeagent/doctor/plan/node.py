@@ -7,7 +7,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.eviction.plan.memory_model import estimate_memory, explain_difference, lowest_estimate, memory_parts
+from nodeagent.eviction.plan.memory_model import (
+    describe_estimates,
+    estimate_memory,
+    explain_difference,
+    lowest_estimate,
+    memory_parts,
+)
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.model.clock import TRUSTED, ClockTrust
 from nodeagent.model.node import Role, RoleBasis, RoleDecision
@@ -511,7 +517,7 @@ def check_memory_thresholds(
     if memory is None or memory.kernel_available is None:
         return Finding.skipped(MEMORY_CHECK, "the kernel reports no MemAvailable")
     limits = {each.text: each.limit(reading.capacity) for each in thresholds if each.signal is Signal.MEMORY_AVAILABLE}
-    evidence = _evidence(memory)
+    evidence = _evidence(reading, memory)
     if not kernel_estimate:
         distance = (memory.formula or 0.0) - memory.kernel_available
         late = [text for text, limit in limits.items() if limit <= distance]
@@ -533,22 +539,22 @@ def check_memory_thresholds(
     )
 
 
-def _evidence(memory: NodeMemory) -> str:
-    estimate = estimate_memory(memory)
-    found = [f"memory.available {format_bytes(int(estimate.available))}"]
-    found += [] if memory.formula is None else [f"kubelet's formula {format_bytes(int(memory.formula))}"]
-    found.append(f"MemAvailable {format_bytes(int(memory.kernel_available or 0))}")
-    return ", ".join(found) + ("" if memory.counters is None else f"; {_large_parts(memory.counters)}")
+def _evidence(reading: SignalReading, memory: NodeMemory) -> str:
+    found = f"memory.available {format_bytes(int(estimate_memory(memory).available))}"
+    if reading.limited_by and not memory.limited_by:  # the machine decides on the available memory
+        found += f", capacity limited by {reading.limited_by}"
+    parts = "" if memory.counters is None else f"; {_large_parts(memory.counters, limited=bool(memory.limited_by))}"
+    return f"{found}, {describe_estimates(memory)}{parts}"
 
 
-def _large_parts(counters: MemoryCounters) -> str:
-    """Return the parts of at least 1% of the memory, and the free memory that the kernel reserves."""
+def _large_parts(counters: MemoryCounters, *, limited: bool) -> str:
+    """Return the parts of at least 1% of the memory, and the free memory that the kernel reserves of the machine."""
     shown = [
         f"{name} {format_bytes(size)}"
         for name, size in memory_parts(counters)
         if size >= counters.total * _LISTED_SHARE
     ]
-    reserve = counters.reserve_free
+    reserve = None if limited else counters.reserve_free
     return ", ".join((*shown, *([] if reserve is None else [f"reserved by the kernel {format_bytes(reserve)}"])))
 
 

@@ -10,6 +10,10 @@ some of them, such as the ZFS cache. The difference is explained by parts:
 
 The lower estimate decides alone if the kernel's own activity confirms it: free pages at the watermarks, reclaim, and
 tasks that wait for memory.
+
+A limit of a cgroup above the pods bounds the memory too. Such a cgroup is decided like a machine whose memory is the
+limit, and the lowest result counts. Without this, page cache that fills the limit, as it does after hours in every
+container, would evict pods.
 """
 
 from __future__ import annotations
@@ -69,7 +73,7 @@ class MemoryEstimate(Record):
 
     Attributes:
         available: bytes.
-        basis: content of ``available``, for messages; empty for the kubelet's formula.
+        basis: content of ``available``, for messages, or the limit of a cgroup; empty for the kubelet's formula.
     """
 
     available: float
@@ -80,14 +84,17 @@ def estimate_memory(memory: NodeMemory) -> MemoryEstimate:
     """Return the available memory of a reading with at least one estimate.
 
     A single estimate is returned unchanged. The result is the lower of two estimates if evidence confirms it, otherwise
-    ``MemAvailable`` with the shrinkable ZFS cache and unexplained memory.
+    ``MemAvailable`` with the shrinkable ZFS cache and unexplained memory. All memory charged to a cgroup counts towards
+    its limit, whether it is explained or not.
     """
     formula, kernel = memory.formula, memory.kernel_available
     if kernel is None:
-        return MemoryEstimate(formula or 0.0)
+        return MemoryEstimate(formula or 0.0, memory.limited_by)
     evidence = find_evidence(memory)
     if formula is not None and formula < kernel and _confirms_formula(evidence):
-        return MemoryEstimate(formula)
+        return MemoryEstimate(formula, memory.limited_by)
+    if memory.limited_by:
+        return MemoryEstimate(kernel, memory.limited_by)
     if memory.counters is None or _confirms_kernel(evidence):
         return MemoryEstimate(kernel, "MemAvailable")
     parts = dict(memory_parts(memory.counters))
@@ -99,6 +106,26 @@ def estimate_memory(memory: NodeMemory) -> MemoryEstimate:
     basis += " + shrinkable ZFS ARC" if shrinkable else ""
     basis += " + unexplained memory" if unexplained else ""
     return MemoryEstimate(min(kernel + shrinkable + unexplained, float(memory.counters.total)), basis)
+
+
+def bound_memory(
+    machine: NodeMemory, total: int, limited: Iterable[tuple[NodeMemory, int]]
+) -> tuple[NodeMemory, int, str]:
+    """Return the reading that decides on available memory, the capacity in bytes, and the limit that bounds either.
+
+    The reading with the lowest estimate decides, the machine among equal ones. The capacity is the lowest limit, also
+    if the machine decides, so that thresholds in percent do not change with the reading. The limit is empty if no limit
+    is below the machine.
+
+    Args:
+        machine: reading of the machine.
+        total: memory of the machine in bytes.
+        limited: readings of the cgroups above the pods, with their limits in bytes.
+    """
+    limits = [(total, machine), *((limit, memory) for memory, limit in limited)]
+    memory = min((each for _, each in limits), key=lambda each: estimate_memory(each).available)
+    capacity, lowest = min(limits, key=lambda each: each[0])
+    return memory, capacity, memory.limited_by or lowest.limited_by
 
 
 def find_evidence(memory: NodeMemory) -> frozenset[MemoryEvidence]:
@@ -244,10 +271,19 @@ def explain_difference(memory: NodeMemory) -> str:
     parts = dict(memory_parts(counters))
     if kernel <= formula:
         listed = [(each, parts[each]) for each in _COUNTED_BY_FORMULA]
-    else:
-        listed = [(MemoryPart.PAGE_CACHE_ACTIVE, parts[MemoryPart.PAGE_CACHE_ACTIVE])]
-    estimates = f"kubelet's formula {format_bytes(int(formula))}, MemAvailable {format_bytes(int(kernel))}"
-    return f"{estimates}; difference: {_largest(listed)}"
+    else:  # the usage of a cgroup includes its slab, that of the root cgroup does not
+        slab = parts[MemoryPart.RECLAIMABLE_SLAB] if memory.limited_by else 0
+        active = parts[MemoryPart.PAGE_CACHE_ACTIVE]
+        listed = [(MemoryPart.PAGE_CACHE_ACTIVE, active), (MemoryPart.RECLAIMABLE_SLAB, slab)]
+    return f"{describe_estimates(memory)}; difference: {_largest(listed)}"
+
+
+def describe_estimates(memory: NodeMemory) -> str:
+    """Return the known estimates, after the limit of the cgroup to which they refer."""
+    kernel = "with reclaimable memory" if memory.limited_by else "MemAvailable"
+    named = (("kubelet's formula", memory.formula), (kernel, memory.kernel_available))
+    shown = ", ".join(f"{name} {format_bytes(int(value))}" for name, value in named if value is not None)
+    return f"{memory.limited_by}: {shown}" if memory.limited_by else shown
 
 
 def _largest(parts: Iterable[tuple[MemoryPart, int]]) -> str:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def signal(name: str, *, met: bool = False) -> SimpleNamespace:
     thresholds = [SimpleNamespace(met=met, text=f"{name}<15%")]
-    return SimpleNamespace(signal=name, available=100, capacity=200, thresholds=thresholds, mountpoint="")
+    return SimpleNamespace(
+        signal=name, available=100, capacity=200, thresholds=thresholds, mountpoint="", limited_by=""
+    )
 
 
 IMAGEFS = FilesystemStatus(

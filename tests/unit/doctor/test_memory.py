@@ -48,6 +48,22 @@ def test_thresholds_are_checked_against_the_estimates(
 
 
 @pytest.mark.parametrize(
+    ("of_limit", "evidence"),
+    [
+        (True, "memory.available 400 MiB, memory.max 1 of x: kubelet's formula 40.0 MiB, with reclaimable memory 400"),
+        (False, "memory.available 400 MiB, capacity limited by memory.max 1 of x, kubelet's formula 40.0 MiB, MemAv"),
+    ],
+)
+def test_evidence_names_the_limit_of_a_cgroup(evidence: str, *, of_limit: bool) -> None:
+    found, limit = reading(40, 400), "memory.max 1 of x"
+    assert found.memory is not None
+    memory = replace(found.memory, limited_by=limit if of_limit else "")
+    finding = check_memory_thresholds((), replace(found, memory=memory, limited_by=limit), kernel_estimate=True)
+    assert finding.evidence.startswith(evidence)
+    assert ("reserved by the kernel" in finding.evidence) is not of_limit
+
+
+@pytest.mark.parametrize(
     ("off", "writable", "verdict", "fix"),
     [
         ("", True, Grade.OK, False),

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from nodeagent.eviction.plan.memory_model import (
+    bound_memory,
     estimate_memory,
+    explain_difference,
     is_disputed,
     is_near,
     kept_by_evictions,
@@ -223,3 +225,57 @@ def test_fall_of_the_lower_estimate_shortens_the_interval() -> None:
 @pytest.mark.parametrize(("estimate_mib", "near"), [(711, True), (712, False)])
 def test_parts_are_read_near_a_threshold(estimate_mib: int, *, near: bool) -> None:
     assert is_near(thresholds("memory.available<100Mi"), estimate_mib * MIB, 64 * GIB) is near
+
+
+LIMIT = "memory.max 4.00 GiB of /sys/fs/cgroup"
+
+
+def of_limit(formula_gib: float, kernel_gib: float | None, **changed: Any) -> NodeMemory:
+    """Return the reading of a cgroup with a limit of 4 GiB, of which pods use 1 GiB without a counter."""
+    counters = MemoryCounters(4 * GIB, 0, 1 * GIB, 2 * GIB, 1536 * MIB, 512 * MIB, 0, 100 * MIB, 0, reserve_free=MIB)
+    kernel = None if kernel_gib is None else kernel_gib * GIB
+    return replace(NodeMemory(formula_gib * GIB, kernel, counters, limited_by=LIMIT), **changed)
+
+
+OF_MACHINE = NodeMemory(60.0 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("machine", "limited", "decides", "capacity_gib", "by"),
+    [
+        pytest.param(OF_MACHINE, [], 0, 64, "", id="no-limit"),
+        pytest.param(OF_MACHINE, [(of_limit(1, None), 4)], 1, 4, LIMIT, id="limit-lower"),
+        pytest.param(NodeMemory(0.5 * GIB), [(of_limit(1, None), 4)], 0, 4, LIMIT, id="machine-lower"),
+        pytest.param(NodeMemory(1.0 * GIB), [(of_limit(1, None), 4)], 0, 4, LIMIT, id="equal"),
+        pytest.param(OF_MACHINE, [(of_limit(61, None), 100)], 0, 64, "", id="limit-above-the-machine"),
+        pytest.param(OF_MACHINE, [(of_limit(2, None), 4), (of_limit(1, None), 8)], 2, 4, LIMIT, id="outer-limit-lower"),
+    ],
+)
+def test_lowest_estimate_decides_and_the_lowest_limit_is_the_capacity(
+    machine: NodeMemory, limited: list[tuple[NodeMemory, int]], decides: int, capacity_gib: int, by: str
+) -> None:
+    found = bound_memory(machine, 64 * GIB, [(each, limit * GIB) for each, limit in limited])
+    assert found == ([machine, *(each for each, _ in limited)][decides], capacity_gib * GIB, by)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected_gib"),
+    [
+        pytest.param({}, 2.5, id="idle-cache"),
+        pytest.param({"kernel_available": None}, 0.5, id="formula-alone"),
+        pytest.param({"formula": None}, 2.5, id="mem-available-alone"),
+        pytest.param({"activity": BUSY, "stall_percent": 20.0}, 0.5, id="cache-in-use"),
+        pytest.param({"activity": QUIET, "stall_percent": 20.0}, 2.5, id="stalls-at-the-limit-of-a-pod"),
+        pytest.param({"activity": BUSY, "stall_percent": 0.0}, 2.5, id="reclaim-without-stalls"),
+    ],
+)
+def test_memory_below_a_limit_is_decided_like_that_of_a_machine(changed: dict[str, Any], expected_gib: float) -> None:
+    estimate = estimate_memory(of_limit(0.5, 2.5, **changed))
+    assert (estimate.available, estimate.basis) == (expected_gib * GIB, LIMIT)
+
+
+def test_difference_of_the_estimates_below_a_limit_names_the_limit_and_its_slab() -> None:
+    assert explain_difference(of_limit(0.5, 2.5)) == (
+        f"{LIMIT}: kubelet's formula 512 MiB, with reclaimable memory 2.50 GiB; "
+        "difference: page-cache-active 1.50 GiB, reclaimable-slab 100 MiB"
+    )
