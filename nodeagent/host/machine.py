@@ -16,6 +16,7 @@ from typing import Final
 import psutil
 
 from nodeagent.errors import ObservationError
+from nodeagent.host.cgroup_limits import PodsCgroups, find_pods_cgroups
 from nodeagent.host.meminfo import read_totals
 from nodeagent.host.node import boot_id, node_name
 from nodeagent.model.kubernetes import Machine
@@ -48,18 +49,26 @@ def read_machine(
         root: parent of ``etc``, ``proc`` and ``sys`` for the values that psutil does not return.
         list_addresses: returns the IP addresses by network interface; by default the addresses of this machine.
     """
-    totals, unread = None, tuple[str, ...]()
+    totals, cpus, unread = None, psutil.cpu_count(), list[str]()
+    groups = find_pods_cgroups(root)
+    memory_bytes, cpu_millis = None, None if cpus is None else cpus * 1000
     try:
         totals = read_totals()
+        memory_bytes = _bounded(totals.memory, groups, "memory.max")
     except ObservationError as error:
-        unread = (str(error),)
+        unread.append(str(error))
+    try:
+        cpu_millis = None if cpu_millis is None else _bounded(cpu_millis, groups, "cpu.max")
+    except ObservationError as error:
+        unread.append(str(error))
+        cpu_millis = None
     names = os.uname()
     interfaces = interface_addresses(root) if list_addresses is None else list_addresses()
     return Machine(
         name=node_name(),
         addresses=choose_addresses(interfaces, default_interfaces(root)),
-        cpus=psutil.cpu_count(),
-        memory_bytes=None if totals is None else totals.memory,
+        cpu_millis=cpu_millis,
+        memory_bytes=memory_bytes,
         swap_bytes=None if totals is None else totals.swap,
         hugepages=_hugepages(root),
         machine_id=_first_text(root, "etc/machine-id", "var/lib/dbus/machine-id"),
@@ -68,8 +77,13 @@ def read_machine(
         kernel_version=names.release,
         os_image=_os_image(root),
         architecture=_ARCHITECTURES.get(names.machine, names.machine),
-        unread=unread,
+        unread=tuple(unread),
     )
+
+
+def _bounded(total: int, groups: PodsCgroups, file: str) -> int:
+    """Return an amount of the machine, or the lowest limit of the cgroups that contain the pods if it is lower."""
+    return min((total, *(each.value for each in groups.limits(file))))
 
 
 def interface_addresses(root: Path = _ROOT) -> dict[str, list[str]]:

@@ -175,7 +175,8 @@ class Machine(Record):
     Attributes:
         name: host name in lower case.
         addresses: IP addresses of the node, at most one of each family, IPv4 first.
-        cpus: number of CPUs that are online.
+        cpu_millis: thousandths of the CPUs that are online; like ``memory_bytes`` at most the lowest limit of a cgroup
+            above the pods.
         hugepages: pairs of page size and reserved total, in bytes, ascending.
         architecture: in Go's spelling, such as ``amd64``.
         unread: failed readings, each with its path and cause.
@@ -183,7 +184,7 @@ class Machine(Record):
 
     name: str
     addresses: tuple[str, ...] = ()
-    cpus: int | None = None
+    cpu_millis: int | None = None
     memory_bytes: int | None = None
     swap_bytes: int | None = None
     hugepages: tuple[tuple[int, int], ...] = ()

@@ -109,7 +109,7 @@ def _addresses(facts: kubernetes.NodeFacts, policy: NodeStatusPolicy) -> tuple[k
 def _capacity(facts: kubernetes.NodeFacts, policy: NodeStatusPolicy) -> dict[str, int]:
     machine = facts.machine
     found = {
-        "cpu": None if machine.cpus is None else machine.cpus * 1000,
+        "cpu": machine.cpu_millis,
         "memory": machine.memory_bytes,
         "ephemeral-storage": facts.ephemeral_bytes,
         "pods": policy.max_pods,

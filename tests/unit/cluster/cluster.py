@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FACTS = NodeFacts(
     name="node-1",
-    machine=Machine("node-1", ("192.0.2.10",), 2, 4 << 30, machine_id="m", system_uuid="u", architecture="amd64"),
+    machine=Machine("node-1", ("192.0.2.10",), 2000, 4 << 30, machine_id="m", system_uuid="u", architecture="amd64"),
     observed_at=START,
     ephemeral_bytes=10 << 30,
     runtime_version="containerd://1.6.20",

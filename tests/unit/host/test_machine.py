@@ -51,7 +51,11 @@ def tree(root: Path, changes: dict[str, str | None] | None = None) -> Path:
 
 def test_machine_is_read_from_kernel_and_distribution(tmp_path: Path) -> None:
     machine = read_machine(tree(tmp_path), lambda: ADDRESSES)
-    assert (machine.cpus, machine.memory_bytes, machine.swap_bytes) == (os.cpu_count(), 4 << 30, 1 << 20)
+    assert (machine.cpu_millis, machine.memory_bytes, machine.swap_bytes) == (
+        (os.cpu_count() or 0) * 1000,
+        4 << 30,
+        1 << 20,
+    )
     assert machine.hugepages == ((2 << 20, 6 << 20), (1 << 30, 0))
     assert (machine.machine_id, machine.system_uuid, machine.boot_id) == ("abc123", "u-u-i-d", "b00t")
     assert (machine.kernel_version, machine.os_image) == (os.uname().release, "Debian GNU/Linux 12 (bookworm)")
@@ -64,6 +68,26 @@ def test_unreadable_values_are_absent_and_listed(tmp_path: Path) -> None:
     assert (machine.memory_bytes, machine.swap_bytes, machine.addresses, machine.machine_id) == (None, None, (), "")
     assert machine.os_image == "Linux"
     assert len(machine.unread) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "memory_bytes", "cpu_millis"),
+    [
+        ({"memory.max": "max\n", "cpu.max": "max 100000\n"}, 4 << 30, (os.cpu_count() or 0) * 1000),
+        ({"memory.max": f"{1 << 30}\n", "cpu.max": "50000 100000\n"}, 1 << 30, 500),
+        ({"memory.max": f"{1 << 40}\n", "cpu.max": "1 0\n"}, 4 << 30, None),
+        ({"memory.max": "lots\n", "cpu.max": "50000 100000\n"}, None, 500),
+    ],
+    ids=["unlimited", "lower", "malformed-cpu", "malformed-memory"],
+)
+def test_memory_and_cpus_are_at_most_the_limits_above_the_pods(
+    tmp_path: Path, limits: dict[str, str], memory_bytes: int | None, cpu_millis: int | None
+) -> None:
+    files = {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
+    machine = read_machine(tree(tmp_path, {**files, "sys/fs/cgroup/kubepods/memory.max": "1\n"}), dict)
+    assert (machine.memory_bytes, machine.cpu_millis) == (memory_bytes, cpu_millis)
+    assert machine.swap_bytes == 1 << 20
+    assert len(machine.unread) == (memory_bytes, cpu_millis).count(None)
 
 
 def test_machine_without_dmi_has_its_machine_id_as_system_uuid(tmp_path: Path) -> None:
