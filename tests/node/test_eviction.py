@@ -36,6 +36,18 @@ manifests = ""
 [shutdown]
 enabled = "off"
 """
+INNER = "inner"
+# A container with a cgroup namespace, as of kind: the runtime, the agent and the pods are below its visible root.
+INNER_SCRIPT = """\
+set -e
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mkdir /sys/fs/cgroup/init
+echo $$ > /sys/fs/cgroup/init/cgroup.procs
+echo "+memory +pids +cpu" > /sys/fs/cgroup/cgroup.subtree_control
+sed 's/SystemdCgroup = true/SystemdCgroup = false/' /etc/containerd/config.toml > /run/inner.toml
+containerd -c /run/inner.toml &
+exec nodeagent run --config /etc/nodeagent/config.toml
+"""
 AVAILABLE = (
     "awk '/^MemTotal/ {t = $2 * 1024} /^MemAvailable/ {m = $2 * 1024}"
     ' $1 == "anon" || $1 == "file" {u += $2} $1 == "inactive_file" {u -= $2}'
@@ -77,16 +89,16 @@ def _clean(node: Node) -> Iterator[None]:
     )
 
 
-def start(node: Node, eviction: str) -> None:
+def start(node: Node, eviction: str, command: str = "systemctl start nodeagent") -> None:
     """Start the agent with the given eviction settings and an empty journal; wait until the eviction loop runs."""
     node.put("/etc/nodeagent/config.toml", f"{BASE}[eviction]\n{eviction}\n")
     node.run("journalctl --rotate && journalctl --vacuum-time=1s", check=False)
-    node.run("systemctl start nodeagent", timeout_s=120)
-    reclaim.poll("loop runs", lambda: bool(events(node, "eviction_monitoring_started")), timeout_s=60, interval_s=0.2)
+    node.run(command, timeout_s=120)
+    reclaim.poll("loop runs", lambda: bool(events(node, "eviction_monitoring_started")), timeout_s=120, interval_s=0.2)
 
 
 def events(node: Node, name: str) -> list[dict[str, Any]]:
-    lines = node.run("journalctl -u nodeagent -o cat --no-pager").stdout.splitlines()
+    lines = node.run(f"journalctl -u nodeagent -u {INNER} -o cat --no-pager").stdout.splitlines()
     found = [json.loads(line) for line in lines if line.startswith("{")]
     return [each for each in found if each["event"] == name]
 
@@ -95,9 +107,13 @@ def wait_for(node: Node, name: str, count: int = 1, timeout_s: float = 60) -> li
     try:
         reclaim.poll(f"{count} x {name}", lambda: len(events(node, name)) >= count, timeout_s=timeout_s, interval_s=0.3)
     except TimeoutError:
-        print(node.run("journalctl -u nodeagent -o cat --no-pager | tail -30; nodeagent pressure", check=False).stdout)
+        print(journal(node), node.run("nodeagent pressure", check=False).stdout)
         raise
     return events(node, name)
+
+
+def journal(node: Node) -> str:
+    return node.run(f"journalctl -u nodeagent -u {INNER} -o cat --no-pager | tail -30", check=False).stdout
 
 
 def alive(node: Node, pod: RunningPod) -> bool:
@@ -158,6 +174,78 @@ def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
     ranking = [each["name"] for each in past["eviction"]["ranking"]]
     assert ranking == ["default/growing", "default/small", "default/steady"]
     assert past["eviction"]["available_after"] > past["eviction"]["available_before"]
+
+
+LIMIT_MIB = 300
+
+
+def check_limited(node: Node, growing: RunningPod, cgroup: str, shown: str) -> dict[str, str]:
+    """Let a pod grow; expect its eviction below the limit of a cgroup, with most of the machine available.
+
+    Args:
+        node: the node, with a running agent.
+        growing: the pod, which waits.
+        cgroup: directory with the limit.
+        shown: the limit as reported by the agent.
+
+    Returns:
+        The reported limits by signal.
+    """
+    pressure = json.loads(node.run("nodeagent pressure -o json", check=False).stdout)
+    signals = {each["signal"]: each for each in pressure["signals"]}
+    assert signals["memory.available"]["limited_by"] == shown
+    assert signals["memory.available"]["capacity"] == LIMIT_MIB * MIB
+    begin(node, growing)
+    (evicted,) = wait_for(node, "evicted")
+    assert (evicted["pod_name"], evicted["signal"]) == ("growing", "memory.available")
+    assert shown in json.dumps(evicted)
+    assert int(node.run("awk '/^MemAvailable/ {print int($2 / 1024)}' /proc/meminfo").stdout) > LIMIT_MIB
+    assert "oom_kill 0\n" in node.get(f"{cgroup}/memory.events").decode(), journal(node)
+    wait_for(node, "threshold_cleared")
+    assert not alive(node, growing)
+    return {name: each["limited_by"] for name, each in signals.items()}
+
+
+@pytest.mark.long
+def test_pod_is_evicted_before_the_limit_of_a_slice_above_the_pods(node: Node) -> None:
+    unit, drop_in = (f"/run/systemd/system/{name}" for name in ("limited.slice", "nodeagent.service.d/slice.conf"))
+    node.put(unit, f"[Slice]\nMemoryMax={LIMIT_MIB}M\n")
+    node.put(drop_in, "[Service]\nSlice=limited.slice\n")
+    node.run("systemctl daemon-reload && systemctl start limited.slice")
+    try:
+        growing, quiet = node.run_pods(
+            replace(delayed_pod("growing", "memory", "4", "10", "4000"), node="limited"),
+            vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"), node="limited"),
+        )
+        start(node, 'hard = "memory.available<100Mi"\npressure_transition_period = "5s"')
+        cgroup = "/sys/fs/cgroup/limited.slice"
+        check_limited(node, growing, cgroup, f"memory.max {LIMIT_MIB} MiB of {cgroup}")
+        assert alive(node, quiet)
+    finally:
+        node.run(f"systemctl stop limited.slice; rm {unit} {drop_in}; systemctl daemon-reload", timeout_s=120)
+
+
+@pytest.mark.long
+def test_pod_is_evicted_before_the_limit_of_the_container_with_the_node(node: Node) -> None:
+    node.put("/root/inner.sh", INNER_SCRIPT)
+    limits = f"-p Delegate=yes -p MemoryMax={LIMIT_MIB}M -p TasksMax=400 -p CPUQuota=150%"
+    cgroup = f"/sys/fs/cgroup/system.slice/{INNER}.service"
+    node.run("systemctl stop containerd")
+    try:
+        start(
+            node,
+            'hard = "memory.available<100Mi"\npressure_transition_period = "5s"',
+            f"systemd-run --unit={INNER} {limits} unshare --cgroup --mount /bin/sh /root/inner.sh",
+        )
+        growing, quiet = node.run_pods(
+            replace(delayed_pod("growing", "memory", "4", "10", "4000"), node=cgroup),
+            vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"), node=cgroup),
+        )
+        shown = check_limited(node, growing, cgroup, f"memory.max {LIMIT_MIB} MiB of /sys/fs/cgroup")
+        assert shown["pid.available"] == "pids.max 400 of /sys/fs/cgroup"
+        assert alive(node, quiet)
+    finally:
+        node.run(f"systemctl stop {INNER}; systemctl start containerd", check=False, timeout_s=120)
 
 
 @pytest.mark.long

@@ -18,6 +18,9 @@ class Pod:
 
     The cgroup and the OOM score adjustment are derived from ``qos`` as by the kubelet; ``resources`` can override the
     OOM score adjustment. ``mounts`` maps directories of the node to paths in the container.
+
+    The cgroup of all pods is in ``node``: a slice without its suffix, or the directory of a cgroup for the cgroup
+    driver ``cgroupfs``; empty for the root.
     """
 
     name: str
@@ -31,18 +34,32 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
+    node: str = ""
 
     @property
     def slice(self) -> str:
-        """Name of the systemd slice of the pod's cgroup."""
-        parent = "kubepods" if self.qos == "guaranteed" else f"kubepods-{self.qos}"
-        return f"{parent}-pod{self.uid.replace('-', '_')}.slice"
+        """Name of the systemd slice of the pod's cgroup, or its path in ``node`` for ``cgroupfs``."""
+        levels = self._levels
+        return f"/{'/'.join(levels)}" if "/" in self.node else f"{'-'.join(levels).replace(self.uid, self._uid)}.slice"
 
     @property
     def cgroup(self) -> str:
         """Directory of the pod's cgroup in the node."""
-        between = "" if self.qos == "guaranteed" else f"kubepods-{self.qos}.slice/"
-        return f"/sys/fs/cgroup/kubepods.slice/{between}{self.slice}"
+        if "/" in self.node:
+            return f"{self.node}{self.slice}"
+        levels = [each.replace(self.uid, self._uid) for each in self._levels]
+        slices = ["-".join(levels[:count]) + ".slice" for count in range(1, len(levels) + 1)]
+        return "/".join(("/sys/fs/cgroup", *slices))
+
+    @property
+    def _levels(self) -> list[str]:
+        above = [] if "/" in self.node else [self.node]
+        qos = "" if self.qos == "guaranteed" else self.qos
+        return [each for each in (*above, "kubepods", qos, f"pod{self.uid}") if each]
+
+    @property
+    def _uid(self) -> str:
+        return self.uid.replace("-", "_")
 
     def request(self) -> dict[str, object]:
         """Return the description of the pod for ``vm_pods``."""
@@ -75,4 +92,6 @@ class RunningPod:
     @property
     def cgroup(self) -> str:
         """Directory of the container's cgroup in the node."""
+        if "/" in self.pod.node:
+            return f"{self.pod.cgroup}/{self.container_id}"
         return f"{self.pod.cgroup}/cri-containerd-{self.container_id}.scope"
