@@ -284,7 +284,8 @@ class _Shown:
         for uid, (document, row) in (await self._listed("pods", "UID")).items():
             deleted = uid in statuses and statuses[uid].deleted
             self._same("pods gone", document["gone"], deleted)
-            self._same("pods status", row["STATUS"], "deleted" if deleted else "present")
+            self._same("pods status", row["STATUS"] == "Deleted", deleted)
+            self._same("pods status in JSON", row["STATUS"], document["status"])
 
     async def _check_preview(self, preview: Preview) -> None:
         words = ("gc", preview.scope.value, "--dry-run")
