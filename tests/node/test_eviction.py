@@ -214,7 +214,7 @@ def test_pod_is_evicted_before_the_limit_of_a_slice_above_the_pods(node: Node) -
     node.run("systemctl daemon-reload && systemctl start limited.slice")
     try:
         growing, quiet = node.run_pods(
-            replace(delayed_pod("growing", "memory", "4", "10", "4000"), node="limited"),
+            replace(delayed_pod("growing", "memory", "80", "4", "4000"), node="limited"),
             vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"), node="limited"),
         )
         start(node, 'hard = "memory.available<100Mi"\npressure_transition_period = "5s"')
@@ -228,7 +228,7 @@ def test_pod_is_evicted_before_the_limit_of_a_slice_above_the_pods(node: Node) -
 @pytest.mark.long
 def test_pod_is_evicted_before_the_limit_of_the_container_with_the_node(node: Node) -> None:
     node.put("/root/inner.sh", INNER_SCRIPT)
-    limits = f"-p Delegate=yes -p MemoryMax={LIMIT_MIB}M -p TasksMax=400 -p CPUQuota=150%"
+    limits = f"-p Delegate=yes -p MemoryMax={LIMIT_MIB}M -p TasksMax=400"
     cgroup = f"/sys/fs/cgroup/system.slice/{INNER}.service"
     node.run("systemctl stop containerd")
     try:
@@ -238,7 +238,7 @@ def test_pod_is_evicted_before_the_limit_of_the_container_with_the_node(node: No
             f"systemd-run --unit={INNER} {limits} unshare --cgroup --mount /bin/sh /root/inner.sh",
         )
         growing, quiet = node.run_pods(
-            replace(delayed_pod("growing", "memory", "4", "10", "4000"), node=cgroup),
+            replace(delayed_pod("growing", "memory", "80", "4", "4000"), node=cgroup),
             vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"), node=cgroup),
         )
         shown = check_limited(node, growing, cgroup, f"memory.max {LIMIT_MIB} MiB of /sys/fs/cgroup")
