@@ -238,7 +238,7 @@ def runtime_findings(settings: Settings, root: Path = Path("/")) -> Iterator[nod
         yield from run_with_agent(settings, lambda agent: _query_runtime(agent, root))
     except NodeAgentError as error:
         config = _configuration_of(_socket(_endpoint(settings, root)), root) or ContainerdConfig()
-        yield node.unusable_runtime(str(error), find_disabled_cri(config), config.faults)
+        yield node.unusable_runtime(str(error), find_disabled_cri(config), (*config.faults, *config.unknown))
 
 
 def _configuration_of(socket: str, root: Path) -> ContainerdConfig | None:

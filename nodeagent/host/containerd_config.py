@@ -6,6 +6,7 @@ read older files. The rules of the merge differ between releases: see ``nodeagen
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import tomllib
@@ -22,6 +23,7 @@ from nodeagent.host.sockets import read_listener
 from nodeagent.host.unit_files import has_unit, read_unit_command
 from nodeagent.model.node import ContainerdConfig, ContainerdLine
 from nodeagent.record import Record, replace
+from nodeagent.text import shortened
 
 _ROOT = Path("/")
 _DEFAULT: Final = "/etc/containerd/config.toml"
@@ -29,8 +31,13 @@ _DROP_INS: Final = "conf.d"
 _START_TOLERANCE_S: Final = 1.0
 """The start of a process is known in ticks since the boot, whose time is rounded to seconds."""
 _MAX_FILES: Final = 200
-_MAX_LINES: Final = 200
-"""Maximum number of lines of a value: each further line requires another attempt to parse the value."""
+_MAX_LENGTH: Final = 60
+_MAX_BYTES: Final = 128 << 10
+_MAX_PARSED: Final = 2 << 20
+"""Maximum number of characters that are parsed for one file: each line of a value requires another attempt to parse it.
+"""
+_NOT_OF_CONTAINERD: Final = frozenset({errno.EACCES, errno.EPERM, errno.EFBIG})
+"""Errors of this reader on files that containerd can read."""
 
 
 class ContainerdFiles(Record):
@@ -106,6 +113,7 @@ class _Reader:
         self._files = files
         self._patterns_in_directory = patterns_in_directory
         self._faults: list[str] = []
+        self._unknown: list[str] = []
         self._changed: list[str] = []
 
     def has_main(self) -> bool:
@@ -119,14 +127,15 @@ class _Reader:
             if path in found:
                 continue
             if len(found) == _MAX_FILES:
-                self._faults.append(f"{self._main}: more than {_MAX_FILES} files are imported")
+                self._unknown.append(f"{self._main}: more than {_MAX_FILES} files are imported")
                 break
             try:
                 found[path] = tuple(_read_lines(path, self._on_disk(path)))
                 if self._on_disk(path).stat().st_mtime > self._files.started_s + _START_TOLERANCE_S:
                     self._changed.append(str(path))
             except OSError as error:
-                self._faults.append(f"{named_by}cannot read {path}: {error.strerror or error}")
+                problems = self._unknown if error.errno in _NOT_OF_CONTAINERD else self._faults
+                problems.append(f"{named_by}cannot read {path}: {error.strerror or error}")
                 continue
             except ValueError as error:
                 self._faults.append(f"{path}: {error}")
@@ -136,7 +145,7 @@ class _Reader:
                     pending += ((each, f"{line.place}: ") for each in self._imported(line))
         unread = (self._lines_of_unread(path) for path in self._beside() if path not in found)
         files, faults, changed = tuple(found.values()), tuple(self._faults), tuple(self._changed)
-        return ContainerdConfig(files, tuple(filter(None, unread)), faults, changed)
+        return ContainerdConfig(files, tuple(filter(None, unread)), faults, changed, tuple(self._unknown))
 
     def _imported(self, line: ContainerdLine) -> Iterator[PurePath]:
         """Yield the absolute paths of the files that an assignment of ``imports`` names."""
@@ -146,8 +155,8 @@ class _Reader:
         for each in line.value:
             if "*" not in each:
                 yield PurePath(os.path.normpath(line.path.parent / each))
-            elif any(special in each for special in "[\\"):
-                self._faults.append(f"{line.place}: pattern {each} is not understood")
+            elif any(special in each for special in "[\\\0"):
+                self._unknown.append(f"{line.place}: pattern {each} is not understood")
             else:
                 base = self._files.directory if self._patterns_in_directory else line.path.parent
                 yield from self._matches(PurePath(os.path.normpath(base / PurePath(each))))
@@ -185,16 +194,20 @@ def _read_lines(path: PurePath, on_disk: Path) -> Iterator[ContainerdLine]:
     first line on that the parser accepts.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not valid TOML, or a value has more than 200 lines.
+        OSError: the file cannot be read, or is too large to find the lines of its values.
+        ValueError: the file is not valid TOML.
     """
-    text = read_text(on_disk).replace("\r\n", "\n")
+    text = read_text(on_disk, _MAX_BYTES).replace("\r\n", "\n")
     table: tuple[str, ...] = ()
     pending: list[str] = []
+    parsed_chars = 0
     try:
         tomllib.loads(text)
         for number, line in enumerate(text.split("\n"), start=1):
             pending.append(line)
+            parsed_chars += sum(map(len, pending))
+            if parsed_chars > _MAX_PARSED:
+                raise OSError(errno.EFBIG, f"the value in line {number - len(pending) + 1} has too many lines")
             with suppress(tomllib.TOMLDecodeError):
                 first, parsed = number - len(pending) + 1, tomllib.loads("\n".join(pending))
                 if parsed and pending[0].lstrip().startswith("["):
@@ -203,8 +216,6 @@ def _read_lines(path: PurePath, on_disk: Path) -> Iterator[ContainerdLine]:
                 elif parsed:
                     yield from (ContainerdLine(path, first, keys, value) for keys, value in _flattened(parsed, table))
                 pending.clear()
-            if len(pending) > _MAX_LINES:
-                raise ValueError(f"the value in line {number - _MAX_LINES} has more than {_MAX_LINES} lines")
     except RecursionError as error:
         raise ValueError("cannot parse: nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
@@ -224,9 +235,15 @@ def _keys_of_header(parsed: object) -> tuple[str, ...]:
 
 
 def _flattened(value: object, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield the values in a table with their keys; an empty table is a value."""
+    """Yield the values in a table with their keys; an empty table is a value.
+
+    Raises:
+        ValueError: a number is out of the range of TOML.
+    """
     if isinstance(value, dict) and value:
         for key, each in value.items():
             yield from _flattened(each, (*keys, key))
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{shortened(keys[-1], _MAX_LENGTH)}: number out of range")
     else:
         yield keys, value

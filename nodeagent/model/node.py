@@ -142,15 +142,16 @@ class ContainerdConfig(Record):
         files: the main file and the imported files, each as its values in the order of its lines, in the order in
             which containerd merges the files; empty without a main file.
         unread: files beside the main file that no import names.
-        faults: reasons why containerd does not start with these files, or why they are not understood; the values are
-            unknown then.
+        faults: reasons why containerd does not start with these files; the values are unknown then.
         changed: paths of files that were changed after the start of containerd, so that it may have read other values.
+        unknown: reasons why the agent does not know all values, although containerd may read the files.
     """
 
     files: tuple[tuple[ContainerdLine, ...], ...] = ()
     unread: tuple[tuple[ContainerdLine, ...], ...] = ()
     faults: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 class KubeletConfig(Record):

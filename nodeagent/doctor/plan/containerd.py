@@ -127,8 +127,10 @@ def check_containerd_config(
     release = parse_release(version)
     faults = [*config.faults, *(find_faults(config, release) if release else ())]
     for fault in faults:
-        yield Finding.warning(_CHECK, fault, "repair the file: containerd may not start again with it")
-    if faults:
+        yield Finding.warning(_CHECK, fault, "repair the file: containerd does not start again with it")
+    if config.unknown:
+        yield Finding.skipped(_CHECK, f"settings not known: {'; '.join(config.unknown)}")
+    if faults or config.unknown:
         return
     merged = merge(config, release) if release else None
     if merged is None:

@@ -285,6 +285,13 @@ DISABLED_CRI = {
 }
 
 
+def test_settings_are_not_known_for_files_that_only_containerd_can_read(tmp_path: Path) -> None:
+    config = read(tmp_path, {MAIN: "imports = ['[a]*']\n"})
+    (finding,) = found(config, OLD_RELEASE)
+    assert (finding.verdict, finding.fix) == (Grade.SKIPPED, "")
+    assert finding.evidence == f"settings not known: /c/{MAIN}:1: pattern [a]* is not understood"
+
+
 @pytest.mark.parametrize(("files", "place"), DISABLED_CRI.values(), ids=DISABLED_CRI)
 def test_line_that_disables_cri_is_found(tmp_path: Path, files: dict[str, str], place: str) -> None:
     assert find_disabled_cri(read(tmp_path, files)) == place

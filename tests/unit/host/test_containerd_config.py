@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -123,21 +124,46 @@ FAULTS: dict[str, tuple[str | bytes, str]] = {
     "no-asterisk": ("imports = ['d/?.toml']", f"/{MAIN}:1: cannot read /etc/containerd/d/?.toml: No such file"),
     "directory": ("imports = ['']", f"/{MAIN}:1: cannot read /etc/containerd: Is a directory"),
     "null-character": ('imports = ["\\u0000"]', f"/{MAIN}:1: cannot read /etc/containerd/"),
-    "pattern-of-characters": ("imports = ['[a]*']", f"/{MAIN}:1: pattern [a]* is not understood"),
     "no-list": ("imports = 'a'", f"/{MAIN}:1: imports is no list of paths"),
     "mixed-list": ("imports = [7]", f"/{MAIN}:1: imports is no list of paths"),
     "invalid": ("x = 1\nx = 2", f"/{MAIN}: cannot parse: "),
     "not-utf-8": (b"x = '\xff'", f"cannot read /{MAIN}: not UTF-8 text"),
     "nested-lists": ("x = " + "[" * 9999 + "]" * 9999, f"/{MAIN}: cannot parse: nested too deeply"),
     "nested-keys": (".".join("a" * 2000) + " = 1", f"/{MAIN}: cannot parse: nested too deeply"),
-    "long-value": ("x = [\n" + "1,\n" * 300 + "]", f"/{MAIN}: the value in line 1 has more than 200 lines"),
-    "huge": ("#" * (2 << 20), f"cannot read /{MAIN}: larger than 1048576 bytes"),
+    "huge-number": ("version = 0x" + "f" * 9999, f"/{MAIN}: version: number out of range"),
+    "pipe": ("imports = ['pipe']", f"/{MAIN}:1: cannot read /etc/containerd/pipe: not a regular file"),
 }
+
+
+UNKNOWN: dict[str, tuple[str, str]] = {
+    "pattern-of-characters": ("imports = ['[a]*']", f"/{MAIN}:1: pattern [a]* is not understood"),
+    "null-character-in-a-pattern": ('imports = ["\\u0000*"]', f"/{MAIN}:1: pattern \0* is not understood"),
+    "long-value": ("x = [\n" + "1,\n" * 2000 + "]", f"cannot read /{MAIN}: the value in line 1 has too many lines"),
+    "huge": ("#" * (2 << 20), f"cannot read /{MAIN}: larger than 131072 bytes"),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), UNKNOWN.values(), ids=UNKNOWN)
+def test_limit_of_the_reader_is_no_fault_of_the_file(tmp_path: Path, content: str, reason: str) -> None:
+    put(tmp_path, MAIN, content)
+    config = read(tmp_path)
+    assert (config.unknown, config.faults) == ((reason,), ())
+
+
+def test_file_without_permission_to_read_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    put(tmp_path, MAIN, "version = 2")
+    monkeypatch.setattr("nodeagent.host.containerd_config.read_text", refuse)
+    config = read(tmp_path)
+    assert (config.unknown, config.faults) == ((f"cannot read /{MAIN}: Permission denied",), ())
 
 
 @pytest.mark.parametrize(("content", "fault"), FAULTS.values(), ids=FAULTS)
 def test_file_that_cannot_be_read_is_a_fault(tmp_path: Path, content: str | bytes, fault: str) -> None:
     put(tmp_path, MAIN, content)
+    os.mkfifo(tmp_path / "etc/containerd/pipe")
     (found,) = read(tmp_path).faults
     assert found.startswith(fault)
 
@@ -157,7 +183,7 @@ def test_number_of_files_is_limited(tmp_path: Path) -> None:
     put(tmp_path, MAIN, "imports = ['d/*']")
     for number in range(201):
         put(tmp_path, f"etc/containerd/d/{number}", "x=1")
-    assert read(tmp_path).faults == (f"/{MAIN}: more than 200 files are imported",)
+    assert read(tmp_path).unknown == (f"/{MAIN}: more than 200 files are imported",)
 
 
 def test_files_of_the_directory_of_drop_ins_that_no_import_names_are_unread(tmp_path: Path) -> None:
