@@ -6,7 +6,6 @@ expands it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -91,6 +90,8 @@ def _asked(
     path = read_socket_path(ctx.params.get("config"))
     if path is None:
         return []
+    import json  # noqa: PLC0415 - needed only during a completion
+
     document = json.loads(ControlClient(path).call(operation, fields, within_s=WITHIN_S))
     return [each for each in values_of(document) if _HARMLESS.fullmatch(each)]
 

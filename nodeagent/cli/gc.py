@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import signal
 import sys
 from collections import Counter
@@ -580,6 +581,9 @@ def effect_text(preview: Preview) -> str:
     return f"imagefs {before.used_percent}% -> {bound}{after.used_percent}%, {frees}"
 
 
+_ANSWER_STEP_S: Final = 0.2
+
+
 def confirm(question: str) -> bool:
     """Ask a question on the terminal; return whether the answer is yes. No answer (Ctrl-D) is no.
 
@@ -588,10 +592,14 @@ def confirm(question: str) -> bool:
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return input(f"{escape(question)} [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        say("")
-        return False
+        sys.stdout.write(f"{escape(question)} [y/N] ")
+        sys.stdout.flush()
+        while not select.select([sys.stdin], [], [], _ANSWER_STEP_S)[0]:
+            pass  # a signal before the wait is handled between two waits, not after the next key
+        answer = sys.stdin.readline()
+        if not answer:
+            say("")
+        return answer.strip().lower() in ("y", "yes")
     except KeyboardInterrupt:
         sys.stderr.write("\nnothing was removed\n")
         raise

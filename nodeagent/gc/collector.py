@@ -17,7 +17,7 @@ from nodeagent.gc.plan.image_targets import wanted_on
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import GCPolicy, Scope, SpaceGoal
 from nodeagent.model.decision import Accounting, Decision, ItemKind, ReasonCode
-from nodeagent.record import Record, replace
+from nodeagent.record import Record
 
 if TYPE_CHECKING:
     from nodeagent.gc.pass_history import HistoryRecorder
@@ -237,7 +237,6 @@ class Collector(Record):
         has_images = any(result.decision.kind is ItemKind.IMAGE for result in results)
         if progress.rounds >= max_rounds or not (has_images or progress.preview.wanted_available_bytes is not None):
             return None
-        policy = progress.policy.images
         try:
             shortage = await pass_state.Measurement(progress, self.read_filesystem, stop).shortage()
             if shortage is None:
@@ -247,10 +246,7 @@ class Collector(Record):
             progress.warnings.append(f"no further round: {error}")
             return None
         path, missing = shortage
-        if missing.size_bytes:
-            policy = replace(policy, high_threshold_percent=min(99, policy.low_threshold_percent + 1))
-        else:
-            policy = replace(policy, high_threshold_inodes_percent=min(99, policy.low_threshold_inodes_percent + 1))
+        policy = progress.policy_of_round(snapshot, missing)
         failed = progress.failed_images()
         plan = plan_image_gc(snapshot, policy, failed=failed, spent=progress.spent(), only_on=path)
         if not plan.removals:

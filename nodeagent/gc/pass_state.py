@@ -220,6 +220,9 @@ def new_pass_id(started_at: datetime) -> str:
     return f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
+_ENDED: Final = (Outcome.DONE, Outcome.GONE)
+
+
 class PassProgress:
     """Plans, results and warnings of a pass so far."""
 
@@ -250,6 +253,22 @@ class PassProgress:
     def undo_bytes(self) -> int:
         """Predicted bytes of removed images in their undo window."""
         return bytes_in_undo_windows(self.results)
+
+    def policy_of_round(self, snapshot: NodeSnapshot, missing: SpaceNeeded) -> ImageGCPolicy:
+        """Return the image policy of a further round, on a snapshot after the removals so far.
+
+        Usage between the thresholds starts the round. For requested space the round removes only what the removals so
+        far were not to free, such as failed ones: data that others wrote in the meantime is not followed.
+        """
+        policy, wanted = self.policy.images, self.preview.wanted_available_bytes
+        before, now = self.preview.snapshot.image_filesystem, snapshot.image_filesystem
+        if wanted is not None and before is not None and now is not None:
+            done = (each.decision.frees_bytes or 0 for each in self.results if each.outcome in _ENDED)
+            left_bytes = wanted - before.available_bytes - self.collected_bytes - sum(done)
+            return replace(policy, wanted_available_bytes=min(wanted, now.available_bytes + max(0, left_bytes)))
+        if missing.size_bytes:
+            return replace(policy, high_threshold_percent=min(99, policy.low_threshold_percent + 1))
+        return replace(policy, high_threshold_inodes_percent=min(99, policy.low_threshold_inodes_percent + 1))
 
     def end_undo(self) -> int:
         """Mark the undo windows of this pass as ended; return the predicted bytes of their images."""

@@ -66,6 +66,7 @@ def test_terminal_shows_problems_first_and_only_the_names_of_other_checks(
     found = [Finding("one", Grade.OK, "fine"), Finding("two", Grade.SKIPPED, "off"), Finding("three", Grade.OK, "good")]
     found += [Finding("four", Grade.WARNING, "bad"), Finding("five", Grade.PROBLEM, "worse", "mend it")]
     monkeypatch.setattr(checks, "run_checks", lambda *_, **__: found)
+    monkeypatch.setenv("NO_COLOR", "1")
     config = tmp_path / "config.toml"
     config.write_text("")
     command = ("doctor", "--config", str(config))

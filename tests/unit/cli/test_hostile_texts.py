@@ -151,5 +151,6 @@ def check(command: str, node: Node, *, through_daemon: bool = False) -> None:
         is_stacked = columns is not None and any(line.startswith("  ") for line in lines)
         if command in LINES and not is_stacked:
             omitted = columns is not None and lines[-1].startswith("all: ")
-            assert len(lines) == LINES[command] + omitted, (command, ended.out)
+            summed = columns is not None and command.startswith("history")
+            assert len(lines) == LINES[command] + omitted + summed, (command, ended.out)
             assert columns is None or all(display_width(line) <= columns for line in lines)

@@ -18,6 +18,7 @@ from nodeagent.record import replace
 from tests.sim.content import Layer
 from tests.sim.filesystem import SimFilesystem
 from tests.sim.node import SimNode
+from tests.sim.store import RefusedError
 from tests.unit.cli.test_exit_codes import become_member
 from tests.unit.control_node import Node, say, serving
 
@@ -181,6 +182,38 @@ async def test_dry_run_of_the_configuration_is_overridden_for_one_pass_only(
         node.sim.fill_to(95)
         await say(capsys, *given, "--yes")
         assert left(node) == list(IMAGES[1:])
+
+
+async def test_data_written_during_a_requested_pass_costs_no_further_image(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = type(node.sim).remove_image
+
+    def with_growth(sim: Any, reference: str) -> None:
+        remove(sim, reference)
+        sim.fill_to(50)
+
+    monkeypatch.setattr(type(node.sim), "remove_image", with_growth)
+    monkeypatch.setenv("NODEAGENT_IMAGE_GC__REMOVAL", "cri")
+    code, out, err = await say(capsys, *words(node, "--free", "500Mi", "--yes"))
+    assert (code, left(node)) == (3, list(IMAGES[1:])), err
+    assert "500 MiB short of" in out
+
+
+async def test_image_that_cannot_be_removed_is_replaced_by_the_next_one(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = type(node.sim).remove_image
+
+    def failing(sim: Any, reference: str) -> None:
+        if sim.resolve_image(reference) is not None and sim.resolve_image(reference) == sim.resolve_image(IMAGES[0]):
+            raise RefusedError("INTERNAL", "busy")
+        remove(sim, reference)
+
+    monkeypatch.setattr(type(node.sim), "remove_image", failing)
+    monkeypatch.setenv("NODEAGENT_IMAGE_GC__REMOVAL", "cri")
+    code, _, err = await say(capsys, *words(node, "--free", "500Mi", "--yes"))
+    assert (code, left(node)) == (3, [IMAGES[0], *IMAGES[2:]]), err
 
 
 async def test_interrupted_removal_reports_the_items_that_were_not_attempted_and_exits_with_130(

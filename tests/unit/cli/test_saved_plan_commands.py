@@ -66,9 +66,9 @@ def test_removal_prevented_by_dry_run_of_the_configuration_is_reported(config: P
     with served(tmp_path):
         for words in (("gc", "images", *rules), ("gc", "all", "-o", "json", *rules)):
             ended = nodeagent(*words, "--yes", "--config", str(config))
-            assert "nothing was removed: dry_run = true in the configuration\n" in ended.stderr
+            assert "nothing was removed: dry_run = true in the configuration; --no-dry-run removes" in ended.stderr
             assert "dry_run = true" not in nodeagent(*words, "--dry-run", "--config", str(config)).stderr
         options = ("--scope", "images", *rules, "--config", str(config))
         assert nodeagent("plan", "--out", str(saved), *options).returncode == 0
         applied = nodeagent("apply", str(saved), "--yes", *rules, "--config", str(config))
-        assert "nothing was removed: dry_run = true in the configuration\n" in applied.stderr
+        assert "nothing was removed: dry_run = true in the configuration; --no-dry-run removes" in applied.stderr

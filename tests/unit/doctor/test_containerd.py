@@ -198,7 +198,7 @@ def test_fault_is_the_only_finding(tmp_path: Path, text: str, version: str, evid
     (fault,) = found(read(tmp_path, {MAIN: text + f"\n{OLD}.x]\nsandbox_images = 'a'"}), version)
     assert (fault.check, fault.verdict) == ("containerd-config", Grade.WARNING)
     assert fault.evidence.startswith(evidence)
-    assert "may not start again" in fault.fix
+    assert "does not start again" in fault.fix
 
 
 @pytest.mark.parametrize("version", ["1.5.9", "v2.3.0", "v10.1.1", "1.6", "", "latest"])
