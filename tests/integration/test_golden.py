@@ -202,7 +202,7 @@ class Grid:
     def fill(self, name: str) -> None:
         """Run all commands as a role and store their outputs; a status is that between two runs of a loop."""
         with self.worker(name) as worker:
-            for columns in WIDTHS if name in ("root", "member") else (80, None):
+            for columns in WIDTHS if name == "root" else (80, None):
                 for command in COMMANDS:
                     if command not in LAST and (columns in (80, None) or command not in ONCE):
                         if command.startswith("status"):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real
 
-RUNS = int(os.environ.get("NODEAGENT_TEST_RUNS", "2"))
+RUNS = int(os.environ.get("NODEAGENT_TEST_RUNS", "1"))
 SLACK_BYTES = MIB // 2
 """Tolerance of predictions: databases of containerd, directories of writable layers, and metadata of pods."""
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.pass_state import Preview
     from nodeagent.model.node import NodeSnapshot
 
-SEEDS: Final = range(60)
+SEEDS: Final = range(40)
 MIB: Final = 1 << 20
 DAY_S: Final = 86_400.0
 _REPOSITORIES: Final = ("registry.example/shop/web", "registry.example/data/report", "docker.io/library/redis")
