@@ -34,7 +34,7 @@ def test_every_command_and_setting_is_documented() -> None:
     names = {f"nodeagent-{name}.1" for name, command in tree.commands.items() if not command.hidden}
     assert {path.name for path in MAN.glob("*.[15]")} == {"nodeagent.1", "nodeagent.toml.5"} | names
     assert "\nnodeagent gc images\n" in plain("nodeagent-gc.1")
-    assert "\n-n, --dry-run\n" in plain("nodeagent-gc.1")
+    assert "\n-n, --dry-run / --no-dry-run\n" in plain("nodeagent-gc.1")
     assert "\n-h, --help\n" in plain("nodeagent-gc.1")
     assert "\nnodeagent-gc(1)\n" in plain("nodeagent.1")
     assert "\n130\n" in plain("nodeagent.1")
