@@ -592,7 +592,8 @@ def confirm(question: str) -> bool:
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        sys.stdout.write(f"{escape(question)} [y/N] ")
+        sys.stdout.write(escape(question))
+        sys.stdout.write(" [y/N] ")
         sys.stdout.flush()
         while not select.select([sys.stdin], [], [], _ANSWER_STEP_S)[0]:
             pass  # a signal before the wait is handled between two waits, not after the next key

@@ -95,7 +95,7 @@ def test_root_is_answered_within_bounded_memory_while_one_user_has_50_connection
 
 
 LOOPBACK: Final = 60
-PROBES: Final = 50
+PROBES: Final = 20
 METRICS: Final = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
