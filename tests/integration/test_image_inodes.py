@@ -47,7 +47,7 @@ def test_store_with_many_files_is_collected_to_the_low_threshold_of_inodes(
         f'[container_gc]\npod_log_root = "{containerd.log_root}"\ncontainer_log_root = "{containerd.base}/none"\n'
     )
     preview = nodeagent("gc", "images", "--dry-run", "--config", str(config)).stdout
-    assert " FREES  INODES  REASON" in preview
+    assert "TOTAL  INODES  REASON" in preview
     assert f" of {state.f_files} inodes (high {high}%, low {low}%)" in preview
     ended = nodeagent("gc", "images", "--yes", "-o", "json", "--config", str(config))
     assert ended.returncode == 0, ended.stderr
