@@ -192,9 +192,6 @@ EndpointOption = Annotated[
 ]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format")]
 PlanOutputOption = Annotated[PlanOutput, typer.Option("--output", "-o", help="Output format")]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", "-n", help="List the removals and their reasons; remove nothing")
-]
 RunOption = Annotated[
     bool | None,
     typer.Option("--dry-run/--no-dry-run", "-n", help="Only list removals; --no-dry-run ignores dry_run = true"),
@@ -213,6 +210,11 @@ RootOption = Annotated[
     Path | None,
     typer.Option("--root", metavar="DIR", help="Place files below DIR instead of /; run no command"),
 ]
+
+
+def since_option(text: str) -> Any:  # noqa: ANN401 - typer's option, for an annotation
+    """Return the option ``--since`` with its help text."""
+    return typer.Option("--since", metavar="TIME", help=text, autocompletion=lambda: ["today", "yesterday"])
 
 
 def duration_s(option: str, text: str) -> float:

@@ -283,9 +283,7 @@ class PassProgress:
 
     def removed_ids(self) -> frozenset[str]:
         """Return the ids of the removed items."""
-        return frozenset(
-            result.decision.id for result in self.results if result.outcome in (Outcome.DONE, Outcome.GONE)
-        )
+        return frozenset(result.decision.id for result in self.results if result.outcome in _ENDED)
 
     def spent(self) -> Spent:
         """Return the number and the bytes of removed images, which count against the limits per pass."""

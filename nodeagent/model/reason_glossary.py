@@ -242,7 +242,7 @@ GLOSSARY: Final[Mapping[Code, Meaning]] = {
     Code.FOREIGN_LEASE: Meaning(
         _LEAK_KEPT,
         "Another program created the lease.",
-        "If the program is gone: 'nodeagent gc leaks --include LEASE --yes'.",
+        "If the program no longer exists: 'nodeagent gc leaks --include LEASE --yes'.",
     ),
     Code.LOW_ON_RESOURCE: Meaning(
         _POD_EVICTED,

@@ -212,12 +212,7 @@ def history(
     config: options.ConfigOption = None,
     since: Annotated[
         str,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="Only passes since then: 2h, yesterday, 2026-03-01",
-            autocompletion=lambda: ["today", "yesterday"],
-        ),
+        options.since_option("Only passes since then: 2h, yesterday, 2026-03-01"),
     ] = "",
     image: Annotated[
         str,
@@ -341,12 +336,7 @@ def logs(
     ] = "",
     since: Annotated[
         str,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="Only lines since then: 2h, today, 2026-03-01",
-            autocompletion=lambda: ["today", "yesterday"],
-        ),
+        options.since_option("Only lines since then: 2h, today, 2026-03-01"),
     ] = "",
 ) -> None:
     """Show the journal of the agent.

@@ -64,13 +64,13 @@ def test_terminal_shows_problems_first_and_only_the_names_of_other_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [Finding("one", Grade.OK, "fine"), Finding("two", Grade.SKIPPED, "off"), Finding("three", Grade.OK, "good")]
-    found += [Finding("four", Grade.WARNING, "bad"), Finding("five", Grade.PROBLEM, "worse", "mend it")]
+    found += [Finding("four", Grade.WARNING, "bad"), Finding("five", Grade.PROBLEM, "worse", "repair it")]
     monkeypatch.setattr(checks, "run_checks", lambda *_, **__: found)
     monkeypatch.setenv("NO_COLOR", "1")
     config = tmp_path / "config.toml"
     config.write_text("")
     command = ("doctor", "--config", str(config))
-    problems = ["problem  five  worse", "  fix: mend it", "warning  four  bad"]
+    problems = ["problem  five  worse", "  fix: repair it", "warning  four  bad"]
     shown = on_terminal(80, *command).out.splitlines()
     assert shown[:-1] == [*problems, "ok       configuration, one, three", "skipped  two"]
     assert shown[-1] == "6 checks: 1 problem, 1 warning; -o wide lists all"
