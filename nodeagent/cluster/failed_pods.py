@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from nodeagent.cluster import FAILED_PODS
 from nodeagent.cluster.session_task import RegistrationReporter, SessionTask, open_api
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
-from nodeagent.gc.executor import Outcome, PassEnd
+from nodeagent.gc.executor import Outcome, PassEnd, PassTrigger
 from nodeagent.gc.pass_state import new_pass_id
 from nodeagent.model.decision import ItemKind
 from nodeagent.record import Record, replace
@@ -208,7 +208,7 @@ class FailedPodsTask(SessionTask):
             id=new_pass_id(started_at),
             started_at=started_at,
             duration_s=0.0,
-            trigger="interval",
+            trigger=PassTrigger.INTERVAL,
             scope=FAILED_PODS,
             plan_id="",
             dry_run=False,

@@ -24,7 +24,7 @@ from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError
 from nodeagent.eviction.composition import eviction_tasks
 from nodeagent.gc import loop as gc_loop
 from nodeagent.gc.agent import Agent, open_agent
-from nodeagent.gc.executor import DryRunWatch, PassEnd, PassReport, Result
+from nodeagent.gc.executor import DryRunWatch, PassEnd, PassReport, PassTrigger, Result
 from nodeagent.gc.plan.breakdown import describe
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.lock import daemon_lock
@@ -115,7 +115,7 @@ async def supervise(
                 async with open_agent(settings, record=True, dry_run=settings.dry_run, roles=context.roles) as agent:
                     _log_start(agent, logger)
                     await agent.log_interrupted(logger)
-                    return await _once(_passes(agent, logger, "once"), logger, context)
+                    return await _once(_passes(agent, logger, PassTrigger.ONCE), logger, context)
             with daemon_lock(settings.state_directory) as unlocked:
                 for warning in filter(None, (unlocked, _foreign_owner(settings.state_directory))):
                     logger.warning("pass_warning", warning=warning)
@@ -315,7 +315,7 @@ def _passes(
         preview = await agent.collector.prepare(scope)
         report = await agent.run(
             preview,
-            trigger="trigger" if is_triggered else trigger,
+            trigger=PassTrigger.TRIGGER if is_triggered else trigger,
             stop=stop,
             on_start=partial(gc_loop.log_start, states),
             on_result=report_result,
@@ -390,7 +390,7 @@ def _loops(context: DaemonContext, agent: Agent) -> list[gc_loop.Loop]:
         loop = gc_loop.Loop(
             scope,
             partial(gc_loop.with_jitter, interval_s, random.random),
-            _passes(agent, context.logger, "interval", context),
+            _passes(agent, context.logger, PassTrigger.INTERVAL, context),
             pass_lock=context.pass_lock,
             loop_statuses=context.loop_statuses,
             states=StateLog(context.logger.bind(loop=scope.value), context.clock),

@@ -23,7 +23,7 @@ from nodeagent.eviction.pod_monitor import OomKillMonitor, PodMonitor
 from nodeagent.eviction.reclaimer import ImageObservation, Reclaimer
 from nodeagent.eviction.reporting import EvictionReporter
 from nodeagent.eviction.signals import EvictionSignalReader, SignalMonitor
-from nodeagent.gc.executor import PassEnd, PassReport, Result
+from nodeagent.gc.executor import PassEnd, PassReport, PassTrigger, Result
 from nodeagent.gc.loop import log_result, log_start
 from nodeagent.gc.pass_state import Preview, make_visible
 from nodeagent.gc.removers import HostLogs
@@ -216,7 +216,9 @@ def _make_reclaimer(
 
         images.discard()
         start = partial(log_start, states)
-        return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_start=start, on_result=log)
+        return await agent.run(
+            preview, trigger=PassTrigger.EVICTION, stop=stop, max_rounds=1, on_start=start, on_result=log
+        )
 
     def evicted() -> dict[str, tuple[str, ...]]:
         if agent.role is Role.BESIDE_KUBELET:
@@ -294,7 +296,7 @@ def past_eviction(record: EvictionRecord) -> PastPass:
         id=record.id,
         started_at=record.started_at,
         duration_s=result.took_s,
-        trigger="eviction",
+        trigger=PassTrigger.EVICTION,
         scope="pods",
         plan_id="",
         dry_run=record.dry_run,

@@ -31,8 +31,6 @@ MakeRemovers = Callable[..., Mapping[ItemKind, executor.Remover | executor.Batch
 
 
 MAX_ROUNDS = 5
-EVICTION_TRIGGER = "eviction"
-"""Trigger of passes for an exceeded eviction threshold, which wait less for container creations in progress."""
 
 _FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.UNTAGGED_FIRST, ReasonCode.IRREPLACEABLE_LAST})
 
@@ -131,7 +129,7 @@ class Collector(Record):
                     removers,
                     clock=self.clock,
                     stop=stop,
-                    enough=None if trigger == EVICTION_TRIGGER else self._enough(progress, current),
+                    enough=None if trigger == executor.PassTrigger.EVICTION else self._enough(progress, current),
                     on_result=record,
                 )
             except executor.Interrupted as interrupted:
@@ -153,7 +151,7 @@ class Collector(Record):
     ) -> Mapping[ItemKind, executor.Remover | executor.BatchRemover]:
         if self.dry_run:
             return dict.fromkeys(ItemKind, executor.DryRunRemover())
-        hurried = progress.trigger == EVICTION_TRIGGER
+        hurried = progress.trigger == executor.PassTrigger.EVICTION
         undo = None
         if self.undo is not None and progress.preview.wanted_available_bytes is None:
             undo = pass_state.undo_terms(
@@ -257,7 +255,7 @@ class Collector(Record):
     async def _report(
         self, progress: pass_state.PassProgress, started_s: float, stop: asyncio.Event
     ) -> executor.PassReport:
-        hurried = progress.trigger == EVICTION_TRIGGER
+        hurried = progress.trigger == executor.PassTrigger.EVICTION
         measurement = pass_state.Measurement(progress, self.read_filesystem, stop, hurried=hurried)
         measured: tuple[executor.MeasuredFilesystem, ...] = ()
         if not self.dry_run:

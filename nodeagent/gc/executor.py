@@ -36,6 +36,24 @@ class Outcome(StrEnum):
     NOT_ATTEMPTED = "not-attempted"
 
 
+class PassTrigger(StrEnum):
+    """Cause of a pass. The values are part of the JSON output, of logs and of the history.
+
+    ``TRIGGER`` is a request to run a loop now, ``ONCE`` a run of every loop by ``run --once``, ``COMMAND`` a pass of
+    a command on its own, ``CONTROL`` a pass of the daemon for a client.
+    """
+
+    INTERVAL = "interval"
+    TRIGGER = "trigger"
+    ONCE = "once"
+    COMMAND = "command"
+    CONTROL = "control"
+    APPLY = "apply"
+    LEAKS = "leaks"
+    UNDO = "undo"
+    EVICTION = "eviction"
+
+
 class PassEnd(StrEnum):
     """End of a pass. The values are part of the JSON output and of logs."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.gc.executor import PassEnd, PassReport, Result
+from nodeagent.gc.executor import PassEnd, PassReport, PassTrigger, Result
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import Decision, ItemKind
 from nodeagent.record import Record, equal_fields, replace
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nodeagent.units import Clock
 
 UNDO: Final = "undo"
-"""Trigger and reason of an undo in the history."""
+"""Reason of an undo in the history."""
 
 
 def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastPass:
@@ -62,7 +62,7 @@ def past_undo(report: UndoReport) -> PastPass:
         id=report.id,
         started_at=report.started_at,
         duration_s=report.duration_s,
-        trigger=UNDO,
+        trigger=PassTrigger.UNDO,
         scope=Scope.IMAGES.value,
         plan_id="",
         dry_run=False,

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec.structs import force_setattr
 
 from nodeagent.errors import ObservationError, UsageError
-from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd, PassReport, Result, bytes_in_undo_windows
+from nodeagent.gc.executor import (
+    MeasuredFilesystem,
+    Outcome,
+    PassEnd,
+    PassReport,
+    PassTrigger,
+    Result,
+    bytes_in_undo_windows,
+)
 from nodeagent.gc.plan.image_protection import labels_named, select_images
 from nodeagent.gc.plan.image_targets import SpaceNeeded, space_above_low, wanted_on
 from nodeagent.gc.plan.image_users import find_users
@@ -498,7 +506,7 @@ def is_relieved(observed: FsObservation, policy: ImageGCPolicy, wanted: SpaceNee
     return size and inodes
 
 
-MANUAL_TRIGGERS: Final = frozenset({"command", "control", "apply"})
+MANUAL_TRIGGERS: Final = frozenset({PassTrigger.COMMAND, PassTrigger.CONTROL, PassTrigger.APPLY})
 """Triggers of passes that a user requested."""
 
 

@@ -72,8 +72,7 @@ class PastPass(Record):
     Attributes:
         id: id of the pass.
         started_at: start, aware UTC.
-        trigger: ``interval``, ``trigger``, ``once``, ``command``, ``control``, ``apply``, ``leaks``, ``undo`` or
-            ``eviction``.
+        trigger: cause of the pass, a :class:`~nodeagent.gc.executor.PassTrigger`.
         scope: kinds of items that the pass may remove.
         plan_id: id of the first plan of the pass.
         dry_run: whether removals were reported without being carried out.

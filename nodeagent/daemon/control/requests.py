@@ -14,7 +14,7 @@ from nodeagent.api.requests import TEXT_FORM, is_text
 from nodeagent.daemon.health import not_composed
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, UsageError
 from nodeagent.gc.documents.passes import Report
-from nodeagent.gc.executor import PassEnd
+from nodeagent.gc.executor import PassEnd, PassTrigger
 from nodeagent.gc.loop import log_report, log_result, log_start
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import Drift, parse_plan, refusal_of
@@ -244,7 +244,7 @@ class RequestedPass:
         agent = require_agent(self._context)
         _refuse_disabled(scope, agent.settings)
         preview = await self._acting(agent).collector.prepare(scope)
-        report = await self._run(agent, preview, rounds=rounds, trigger="control")
+        report = await self._run(agent, preview, rounds=rounds, trigger=PassTrigger.CONTROL)
         return await self._report(agent, report)
 
     async def apply_plan(self, text: str) -> Report:
@@ -265,7 +265,7 @@ class RequestedPass:
         agent = require_agent(self._context)
         _refuse_disabled(saved.scope, agent.settings)
         preview, drift = await self._acting(agent).collector.prepare_saved(saved)
-        report = await self._run(agent, preview, rounds=1, trigger="apply", plan_id=saved.id)
+        report = await self._run(agent, preview, rounds=1, trigger=PassTrigger.APPLY, plan_id=saved.id)
         return await self._report(agent, report, drift)
 
     def _acting(self, agent: Agent) -> Agent:

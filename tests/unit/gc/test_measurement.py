@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.gc import pass_state as measurement
-from nodeagent.gc.collector import EVICTION_TRIGGER
-from nodeagent.gc.executor import Outcome, Result
+from nodeagent.gc.executor import Outcome, PassTrigger, Result
 from nodeagent.gc.pass_state import Measurement, PassProgress, readings_of
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.record import replace
@@ -37,7 +36,7 @@ async def test_measurement_for_an_eviction_waits_for_the_freed_bytes_only_until_
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         (before,) = readings_of(preview.snapshot)
-        progress = PassProgress(NOW, preview, EVICTION_TRIGGER, made.collector.policy)
+        progress = PassProgress(NOW, preview, PassTrigger.EVICTION, made.collector.policy)
         progress.plans.extend(preview.plans)
         progress.results.extend(Result(each, Outcome.DONE) for each in preview.removals)
         changes, read = iter(changes_mib), []

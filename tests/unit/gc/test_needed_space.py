@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.eviction.plan.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.eviction.reclaimer import Reclaimer
-from nodeagent.gc.collector import EVICTION_TRIGGER
+from nodeagent.gc.executor import PassTrigger
 from nodeagent.gc.plan.image_targets import SpaceNeeded
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import ItemKind
@@ -73,7 +73,7 @@ async def test_reclaim_steps_free_the_predicted_space_and_end_with_the_needed_re
 
         async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
             previews.append(preview)
-            return await made.collector.run(preview, trigger=EVICTION_TRIGGER, stop=stop, max_rounds=1)
+            return await made.collector.run(preview, trigger=PassTrigger.EVICTION, stop=stop, max_rounds=1)
 
         reclaimer = Reclaimer(made.observer.observe, AT_ANY_AGE, run)
         missing = random.Random(seed).choice((1, 300, 3_000, 30_000)) * (1 if inodes else MIB)
