@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from nodeagent.cli.display import say
+from nodeagent.cli.pager import page
 from nodeagent.errors import UsageError
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -76,8 +76,21 @@ def topics() -> dict[str, Path]:
     return {each.stem: each for each in sorted(_DOCUMENTS.glob("*.md"))}
 
 
+READERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "operators of a node": (
+        *("installation", "configuration", "commands", "image-gc", "containers-and-logs", "eviction", "shutdown"),
+        *("operations", "troubleshooting", "upgrade"),
+    ),
+    "administrators of a cluster": (
+        *("kubernetes", "beside-a-kubelet", "differences-from-the-kubelet", "roll-out", "metrics", "threat-model"),
+    ),
+    "developers": ("control-api", "design", "performance", "tests"),
+}
+"""Topics by reader, in reading order; each topic once."""
+
+
 def show_help(tree: object, words: Sequence[str]) -> None:
-    """Print the list of topics, the document of a topic, or the help of a command.
+    """Print the list of topics, the document of a topic, or the help of a command; on a terminal through the pager.
 
     Args:
         tree: the whole command tree.
@@ -88,12 +101,11 @@ def show_help(tree: object, words: Sequence[str]) -> None:
     """
     documents = topics()
     if not words:
-        _list(documents)
+        page(_list(documents))
     elif len(words) == 1 and words[0] in documents:
-        _show(documents[words[0]])
+        page(_shown(documents[words[0]]))
     elif text := command_help("nodeagent", tree, words):
-        sys.stdout.write(text)
-        sys.stdout.write("\n")
+        page(f"{text}\n")
     else:
         name = " ".join(words)
         near = difflib.get_close_matches(name, documents, n=1)
@@ -101,24 +113,28 @@ def show_help(tree: object, words: Sequence[str]) -> None:
         raise UsageError(f"no topic or command {name!r}{hint}; 'nodeagent help' lists the topics")
 
 
-def _list(documents: dict[str, Path]) -> None:
-    say("Topics of 'nodeagent help TOPIC' and, where manual pages are installed, of")
-    say("'man nodeagent-TOPIC':")
+def _list(documents: Mapping[str, Path]) -> str:
+    """Return the topics with the titles of their documents, by reader."""
+    lines = [
+        "Topics of 'nodeagent help TOPIC' and, where manual pages are installed, of",
+        "'man nodeagent-TOPIC':",
+    ]
     width = max(map(len, documents), default=0)
-    for name, path in documents.items():
-        title = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        say(f"  {name:<{width}}  {title}")
-    say("'nodeagent --help' lists the commands.")
+    for reader, names in READERS.items():
+        lines += ["", f"For {reader}:"]
+        for name in names:
+            title = documents[name].read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+            lines.append(f"  {name:<{width}}  {title}")
+    return "\n".join([*lines, "", "'nodeagent --help' lists the commands.", ""])
 
 
-def _show(document: Path) -> None:
+def _shown(document: Path) -> str:
     text = document.read_text(encoding="utf-8")
     if not sys.stdout.isatty():
-        sys.stdout.write(text)
-        return
-    from nodeagent.cli.terminal import print_markdown  # noqa: PLC0415 - needed only on a terminal
+        return text
+    from nodeagent.cli.terminal import styled_markdown  # noqa: PLC0415 - needed only on a terminal
 
-    print_markdown(text)
+    return styled_markdown(text)
 
 
 EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
@@ -331,7 +347,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "help": (
         ("List the topics", "nodeagent help"),
-        ("Read about eviction", "nodeagent help eviction | less"),
+        ("Read about eviction", "nodeagent help eviction"),
         ("Show the help of a command", "nodeagent help gc images"),
     ),
     "completion": (

@@ -45,13 +45,15 @@ class SafeConsole(Console):
                 yield Segment(shown, segment.style)
 
 
-def print_markdown(text: str) -> None:
-    """Print a Markdown document with styles, as wide as the terminal and at most 100 columns."""
+def styled_markdown(text: str) -> str:
+    """Return a Markdown document with styles, as wide as the terminal and at most 100 columns."""
     from rich.markdown import Markdown  # noqa: PLC0415 - needed only for documents
 
     console = SafeConsole()
     console.width = min(console.width, _DOCUMENT_COLUMNS)
-    console.print(Markdown(text, hyperlinks=False))
+    with console.capture() as shown:
+        console.print(Markdown(text, hyperlinks=False))
+    return shown.get()
 
 
 @contextmanager

@@ -20,8 +20,8 @@ CONTROL_SOCKET = "/run/nodeagent/control.sock"
 
 VARIABLE = "NODEAGENT_CONTROL__SOCKET"
 ENVIRONMENT_PREFIX = "NODEAGENT_"
-FOREIGN_PREFIXES = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
-"""Prefixes of other variables: those of the tests, and those that Kubernetes derives from a Service ``nodeagent``."""
+FOREIGN_PREFIXES = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT", "NODEAGENT_PAGER")
+"""Prefixes of other variables: of the tests and the pager, and those that Kubernetes derives from a Service."""
 _NO_SETTINGS = (VARIABLE, *FOREIGN_PREFIXES)
 _SECTION = "control"
 _KEY = "socket"

@@ -42,7 +42,8 @@ def help_(
 ) -> None:
     """Print a document or the help of a command.
 
-    Without a topic, list the topics.
+    Without a topic, list the topics by reader. A terminal shows the text in the pager of $NODEAGENT_PAGER or $PAGER, by
+    default less; an empty value disables the pager.
     """
     from nodeagent.cli.help import show_help  # noqa: PLC0415
 
