@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import UnsetType, structs
 
 from nodeagent.cli import table as values
-from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.display import Display, Line, standard_output
 from nodeagent.cli.listing import NODE_STOPS, PASSES, counted_kinds, done_items
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.options import Source
@@ -67,17 +67,9 @@ def show_history(config: Path | None, request: HistorySelection, listing: ListOp
         raise UsageError("PASS is empty: add the id of a pass or its beginning, or omit PASS to list all passes")
     if request.pass_id and (request.since or request.image or listing.filters):
         raise UsageError("PASS is one pass: omit --since, --image and --filter")
-    now = SystemClock().now()
-    oldest = _oldest(request.since, now)
-    seconds = 0.0 if oldest is None else max(_MINIMUM_SINCE_S, (now - oldest).total_seconds())
-    limit = min(request.limit, EVERY_PASS)
-    fields = {"seconds": seconds, "image": request.image, "limit": limit, "quiet": request.idle}
-    document, source = (
-        ask("History", HistoryDocument, fields, Source(config, {}, direct)),
-        "the agent's history",
-    )
-    if document is None:
-        document, source = _read_store(config, request, oldest)
+    if listing.watch_s is not None and (request.pass_id or request.details):
+        raise UsageError("--watch prints the list of passes: omit PASS and --details")
+    document, source = _read(config, request, direct=direct)
     if request.pass_id:
         passes = tuple(each for each in document.passes if each.id.startswith(request.pass_id))
         if not passes:
@@ -88,14 +80,53 @@ def show_history(config: Path | None, request: HistorySelection, listing: ListOp
         document = structs.replace(document, passes=listed.selected(document.passes), node_stops=stops)
         _print_details(document, _empty(request, listing, source), listing)
         return
-    listed.print(document, empty=_empty(request, listing, source), now=now)
-    display = standard_output()
-    if listing.is_table and display.columns is not None and (shown := listed.selected(document.passes)):
-        display.write([Line(summary(shown, request.limit), "dim")])
-    if listing.is_table and document.node_stops and not listing.filters:
+    empty, display = _empty(request, listing, source), standard_output()
+
+    def below(shown: HistoryDocument) -> Iterator[Line]:
+        return _lines_below(shown, listed, request.limit, display)
+
+    if listing.watch_s is not None:
+        listed.watch(
+            document,
+            lambda: _read(config, request, direct=direct)[0],
+            empty=empty,
+            now_of=lambda _: SystemClock().now(),
+            below=below,
+        )
+        return
+    listed.print(document, empty=empty, now=SystemClock().now())
+    if listing.is_table:
+        display.write_fitted(below(document))
+
+
+def _lines_below(
+    document: HistoryDocument, listed: ListRequest[PastPassDocument], limit: int, display: Display
+) -> Iterator[Line]:
+    """Yield the lines below the list of passes: on a terminal their summary, and the node stops."""
+    shown = listed.selected(document.passes)
+    if display.columns is not None and shown:
+        yield from Line(summary(shown, limit), "dim").wrapped(display.columns)
+    if document.node_stops and not listed.conditions:
         if document.passes:
-            standard_output().write([Line()])
-        ListRequest.of(NODE_STOPS, listing._replace(sort_by="")).print(document, empty="", now=now)
+            yield Line()
+        stops = ListRequest.of(NODE_STOPS, listed.options._replace(sort_by=""))
+        yield from stops.table(document.node_stops, SystemClock().now(), display)
+
+
+def _read(config: Path | None, request: HistorySelection, *, direct: bool) -> tuple[HistoryDocument, str]:
+    """Return the history document of the daemon, or else of the state directory, and its source for display.
+
+    Raises:
+        UsageError: ``since`` is not a time.
+        StoreError: the history cannot be read.
+    """
+    now = SystemClock().now()
+    oldest = _oldest(request.since, now)
+    seconds = 0.0 if oldest is None else max(_MINIMUM_SINCE_S, (now - oldest).total_seconds())
+    limit = min(request.limit, EVERY_PASS)
+    fields = {"seconds": seconds, "image": request.image, "limit": limit, "quiet": request.idle}
+    document = ask("History", HistoryDocument, fields, Source(config, {}, direct))
+    return (document, "the agent's history") if document is not None else _read_store(config, request, oldest)
 
 
 def _oldest(since: str, now: datetime) -> datetime | None:

@@ -130,8 +130,14 @@ def list_holds(config: Path | None, options: ListOptions, *, direct: bool) -> No
         StoreError: the hold file cannot be read.
     """
     request = ListRequest.of(HOLDS, options)
-    document = ask("Holds", HoldList, {}, Source(config, {}, direct)) or _read_holds(config)
-    request.print(document, empty="no holds", now=SystemClock().now())
+
+    def read_list() -> HoldList:
+        return ask("Holds", HoldList, {}, Source(config, {}, direct)) or _read_holds(config)
+
+    if options.watch_s is None:
+        request.print(read_list(), empty="no holds", now=SystemClock().now())
+    else:
+        request.watch(read_list(), read_list, empty="no holds", now_of=lambda _: SystemClock().now())
 
 
 def _read_holds(config: Path | None) -> HoldList:

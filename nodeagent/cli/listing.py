@@ -7,11 +7,12 @@ the keys of ``--filter``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
+from nodeagent.cli.groups import Group, in_groups, repository
 from nodeagent.cli.table import SHORTEST, Heading, age, done_cell, short_id, short_reference, size_cell
 from nodeagent.text import Cut
 from nodeagent.units import format_duration, format_local_time
@@ -53,6 +54,7 @@ class Column(NamedTuple, Generic[R]):
         brief: returns the shortened cell for a terminal without ``--no-trunc``; ``None`` for the cell of ``show``.
         values: returns all values of ``--filter``, in lower case and compared without regard to case; ``None`` for a
             column with any values.
+        resolve: returns the ids of the rows that a value of ``--filter`` names, in addition to ``texts``.
     """
 
     key: str
@@ -63,6 +65,7 @@ class Column(NamedTuple, Generic[R]):
     texts: Callable[[R], Sequence[str]] | None = None
     brief: Callable[[R], str] | None = None
     values: Callable[[], tuple[str, ...]] | None = None
+    resolve: Callable[[Sequence[R], str], Collection[str]] | None = None
 
 
 def text(
@@ -77,6 +80,7 @@ def text(
     texts: Callable[[R], Sequence[str]] | None = None,
     brief: Callable[[R], str] | None = None,
     values: Callable[[], tuple[str, ...]] | None = None,
+    resolve: Callable[[Sequence[R], str], Collection[str]] | None = None,
     optional: bool = False,
 ) -> Column[R]:
     """Return a text column; ``texts`` returns the texts compared with ``--filter``, by default only the value."""
@@ -89,6 +93,7 @@ def text(
         texts or (lambda row: (value(row),)),
         brief,
         values,
+        resolve,
     )
 
 
@@ -174,6 +179,9 @@ class ListView(NamedTuple, Generic[R]):
         style: returns the style of a row; empty for plain text.
         namespace: returns the namespace of a row, selected with ``--namespace``; ``None`` for a list without it.
         in_namespace: columns of a table of one namespace, in place of the columns with the same keys.
+        groups: the list of ``--group``, whose rows ``group`` returns; ``None`` for a list without groups.
+        group: returns the groups of rows.
+        watched: returns the part of a row that is compared by ``--watch``; a change prints the list again.
     """
 
     rows: str
@@ -183,6 +191,9 @@ class ListView(NamedTuple, Generic[R]):
     style: Callable[[R], str] = lambda _: ""
     namespace: Callable[[R], str] | None = None
     in_namespace: Sequence[Column[R]] = ()
+    groups: ListView[Any] | None = None
+    group: Callable[[Sequence[R]], Sequence[Any]] = lambda rows: rows
+    watched: Callable[[R], object] = lambda row: row
 
     @property
     def sort_keys(self) -> tuple[str, ...]:
@@ -208,6 +219,7 @@ class ListOptions(NamedTuple):
         namespace: namespace of the printed rows; empty for all namespaces.
         expression: template of ``jsonpath``, or columns of ``custom-columns``.
         watch_s: interval in seconds at which the list is read again; ``None`` for a list that is printed once.
+        group: whether the images of a repository are one row.
     """
 
     form: str = "table"
@@ -219,6 +231,7 @@ class ListOptions(NamedTuple):
     namespace: str = ""
     expression: str = ""
     watch_s: float | None = None
+    group: bool = False
 
     @property
     def is_table(self) -> bool:
@@ -251,6 +264,34 @@ def _reasons() -> tuple[str, ...]:
     from nodeagent.model.reason_codes import ReasonCode  # noqa: PLC0415
 
     return _values(ReasonCode)
+
+
+def _triggers() -> tuple[str, ...]:
+    from nodeagent.gc.executor import PassTrigger  # noqa: PLC0415
+
+    return _values(PassTrigger)
+
+
+def _pass_scopes() -> tuple[str, ...]:
+    from nodeagent.cluster import FAILED_PODS  # noqa: PLC0415
+    from nodeagent.gc.plan.policy import Scope  # noqa: PLC0415
+
+    return _values(Scope, ["pods", FAILED_PODS])
+
+
+def _results() -> tuple[str, ...]:
+    from nodeagent.gc.executor import PassEnd  # noqa: PLC0415
+    from nodeagent.store.history import INTERRUPTED, RUNNING  # noqa: PLC0415
+
+    return _values(PassEnd, ["failed", "dry-run", RUNNING, INTERRUPTED])
+
+
+def _reasons_of_passes() -> tuple[str, ...]:
+    """Return the reasons of recorded actions: of removals and evictions, of an undo, of the deletion of failed pods."""
+    from nodeagent.cluster.plan.failed_pods import PodVerdict  # noqa: PLC0415
+    from nodeagent.gc.pass_history import UNDO  # noqa: PLC0415
+
+    return _values(_reasons(), [UNDO, PodVerdict.DELETE])
 
 
 def _container_states() -> tuple[str, ...]:
@@ -295,16 +336,48 @@ def _name(row: ImageDocument) -> str:
 
 def _image_names(row: ImageDocument) -> tuple[str, ...]:
     """Return all names of an image with the short forms that ``explain`` accepts; the id of an image without names."""
-    from nodeagent.gc.plan.image_users import spellings  # noqa: PLC0415 - needed only for a filter by name
-
     names = _references(row)[:-1]
-    return tuple(dict.fromkeys((*names, *(form for name in names for form in sorted(spellings(name)))))) or (row.id,)
+    return tuple(dict.fromkeys((*names, *(form for name in names for form in _spellings(name))))) or (row.id,)
+
+
+def _resolve_images(rows: Sequence[ImageDocument], name: str) -> Collection[str]:
+    """Return the ids of the images that a name, digest or id names, as in ``explain``."""
+    from nodeagent.gc.plan.image_users import ImageIndex  # noqa: PLC0415 - needed only for a filter by name
+    from nodeagent.model.runtime import Image  # noqa: PLC0415
+
+    return ImageIndex([Image(each.id, each.repo_tags, each.repo_digests) for each in rows]).resolve(name)
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    from nodeagent.gc.plan.image_users import spellings  # noqa: PLC0415 - needed only for a filter by image
+
+    return tuple(sorted(spellings(name)))
 
 
 def _short_name(row: ImageDocument) -> str:
     others = len(row.repo_tags) - 1
     return f"{short_reference(_name(row))} (+{others})" if others > 0 else short_reference(_name(row))
 
+
+IMAGE_GROUPS: Final[ListView[Group[ImageDocument]]] = ListView(
+    "images",
+    (
+        text("repository", "REPOSITORY", lambda row: row.name, cut=Cut.PATH, name=True, at_least=_NAME_CELLS),
+        count("images", "IMAGES", lambda row: len(row.items)),
+        Column(
+            "last-used",
+            Heading("LAST USED", is_time=True),
+            lambda row: row.newest_use,
+            lambda row, now: row.use_cell(now),
+        ),
+        size("frees", "FREES", lambda row: row.planned_bytes, mark=lambda row: _bound(row.items[0])),
+        text("verdict", "VERDICT", lambda row: row.verdict),
+        text("reason", "REASON", lambda row: row.reason, cut=Cut.END, at_least=_REASON_CELLS),
+    ),
+    id=lambda row: row.name,
+    name=lambda row: row.name,
+    style=lambda row: "red" if row.verdict == "remove" else "",
+)
 
 IMAGES: Final[ListView[ImageDocument]] = ListView(
     "images",
@@ -318,6 +391,7 @@ IMAGES: Final[ListView[ImageDocument]] = ListView(
             at_least=_NAME_CELLS,
             texts=_image_names,
             brief=_short_name,
+            resolve=_resolve_images,
         ),
         identifier("id", "IMAGE ID", lambda row: row.id, scope=ListScope.WIDE),
         size("size", "SIZE", lambda row: row.size_bytes),
@@ -348,6 +422,8 @@ IMAGES: Final[ListView[ImageDocument]] = ListView(
     id=lambda row: row.id,
     name=_name,
     style=_verdict_style,
+    groups=IMAGE_GROUPS,
+    group=lambda rows: in_groups(rows, lambda row: repository(_name(row))),
 )
 
 
@@ -399,6 +475,7 @@ CONTAINERS: Final[ListView[ContainerDocument]] = ListView(
             lambda row: row.image,
             scope=ListScope.WIDE,
             cut=Cut.PATH,
+            texts=lambda row: (row.image, *_spellings(row.image)) if row.image else ("",),
             brief=lambda row: short_reference(row.image),
         ),
         text(
@@ -486,6 +563,7 @@ HOLDS: Final[ListView[HoldFields]] = ListView(
     ),
     id=lambda row: row.id,
     name=_target,
+    watched=lambda row: row.id,
 )
 
 
@@ -507,6 +585,10 @@ def counted_kinds(passes: Iterable[PastPassDocument]) -> str:
     )
 
 
+def _recorded_reasons(row: PastPassDocument) -> list[str]:
+    return sorted({each.reason.code for each in row.actions})
+
+
 def _usage(row: PastPassDocument) -> str:
     before, after = row.imagefs_percent_before, row.imagefs_percent_after
     return "" if before is None or after is None else f"{before}%-{after}%"
@@ -517,15 +599,23 @@ PASSES: Final[ListView[PastPassDocument]] = ListView(
     (
         time("started", "STARTED", lambda row: row.started_at),
         text("id", "PASS", lambda row: row.id, name=True, cut=Cut.END, at_least=_PASS_CELLS),
-        text("trigger", "TRIGGER", lambda row: row.trigger, optional=True),
-        text("scope", "SCOPE", lambda row: row.scope, optional=True),
-        text("result", "RESULT", lambda row: "dry-run" if row.dry_run else row.end),
+        text("trigger", "TRIGGER", lambda row: row.trigger, values=_triggers, optional=True),
+        text("scope", "SCOPE", lambda row: row.scope, values=_pass_scopes, optional=True),
+        text("result", "RESULT", lambda row: "dry-run" if row.dry_run else row.end, values=_results),
         text("removed", "REMOVED", lambda row: done_cell(row.trigger, done_items(row), len(row.actions))),
         text("kinds", "KINDS", lambda row: counted_kinds([row]), optional=True),
         size("freed", "FREED", lambda row: row.freed_bytes if done_items(row) else None, missing=""),
         size("predicted", "PREDICTED", lambda row: row.predicted_bytes, scope=ListScope.WIDE),
         duration("duration", "DURATION", lambda row: row.duration_s, scope=ListScope.WIDE),
         text("imagefs", "IMAGEFS", _usage, scope=ListScope.WIDE),
+        text(
+            "reason",
+            "REASON",
+            lambda row: ",".join(_recorded_reasons(row)),
+            scope=ListScope.KEY,
+            texts=lambda row: tuple(_recorded_reasons(row)),
+            values=_reasons_of_passes,
+        ),
         text("message", "MESSAGE", lambda row: row.end_detail, scope=ListScope.WIDE, cut=Cut.END, at_least=_SENTENCE),
     ),
     id=lambda row: row.id,

@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import structs
 
 from nodeagent.api.common import Document, encode
 from nodeagent.cli.display import Display, Line, standard_output, warn, warning_lines
-from nodeagent.cli.listing import CONTAINERS, IMAGES, PODS, ListOptions, ListScope, ListView
+from nodeagent.cli.listing import CONTAINERS, IMAGES, PODS, Column, ListOptions, ListScope, ListView
 from nodeagent.cli.reading import ask, print_document, read_preview, read_runtime, watching
 from nodeagent.cli.table import EMPTY, Heading, Row, fitted_lines, short_reference, table_lines
 from nodeagent.errors import UsageError
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     ReadPreviews = Callable[[Previews], Coroutine[Any, Any, D]]
 
 L = TypeVar("L", bound=lists.ListDocument)
-W = TypeVar("W", bound=lists.ListDocument)
+W = TypeVar("W", bound=Document)
 
 
 def list_images(source: Source, options: ListOptions) -> None:
@@ -170,6 +171,7 @@ async def _image_layers(node: Previews) -> lists.ImageTree:
 
 
 R = TypeVar("R")
+G = TypeVar("G")
 
 
 class Condition(NamedTuple):
@@ -178,10 +180,6 @@ class Condition(NamedTuple):
     key: str
     value: str
     equal: bool
-
-    def holds_for(self, texts: Sequence[str]) -> bool:
-        """Return whether the texts of a row meet the condition: for ``=`` any text matches, for ``!=`` no text."""
-        return self.equal is self.matches(texts)
 
     def matches(self, texts: Iterable[str]) -> bool:
         """Return whether the value or glob matches a text."""
@@ -207,9 +205,12 @@ class ListRequest(NamedTuple, Generic[R]):
         """
         if options.quiet and options.form != "table":
             raise UsageError(f"--quiet prints ids only: omit it or -o {options.form}")
+        if options.group and not options.is_table:
+            raise UsageError("--group has the output formats table and wide; omit it or the other format")
+        sorted_by = view.groups if options.group and view.groups is not None else view
         key = options.sort_by.removeprefix("-")
-        if options.sort_by and key not in view.sort_keys:
-            raise UsageError(f"--sort-by {options.sort_by}: unknown key; keys: {', '.join(view.sort_keys)}")
+        if options.sort_by and key not in sorted_by.sort_keys:
+            raise UsageError(f"--sort-by {options.sort_by}: unknown key; keys: {', '.join(sorted_by.sort_keys)}")
         conditions = tuple(_condition(view, each) for each in options.filters)
         if options.form not in ("jsonpath", "custom-columns"):
             return cls(view, options, conditions)
@@ -247,30 +248,42 @@ class ListRequest(NamedTuple, Generic[R]):
                 warn(f"warning: {warning}")
             if rows:
                 display = standard_output()
-                display.write_fitted(self._table(rows, now, display))
+                display.write_fitted(self.table(rows, now, display))
             else:
                 warn(self._none(empty))
 
-    def watch(self, first: W, read: Callable[[], W], *, empty: str) -> None:
+    def watch(
+        self,
+        first: W,
+        read: Callable[[], W],
+        *,
+        empty: str,
+        now_of: Callable[[W], datetime] = attrgetter("observed_at"),
+        below: Callable[[W], Iterable[Line]] = lambda _: (),
+    ) -> None:
         """Print a list until an interrupt: on a terminal a table at every reading, otherwise after a change of rows.
 
         Args:
             first: the first document.
             read: returns the current document.
             empty: message for a table without rows.
+            now_of: returns the time that ages are computed for.
+            below: returns further lines below a table on a terminal.
         """
         display, previous, document = standard_output(), None, first
         paints = self.options.is_table and display.columns is not None
         with watching("table", again=paints):
             while True:
                 rows = self.selected(getattr(document, self.view.rows))
+                watched = [self.view.watched(row) for row in rows]
                 if paints:
-                    table = self._table(rows, document.observed_at, display) if rows else [Line(self._none(empty))]
-                    display.repaint([*warning_lines(document.warnings), *table])
-                elif rows != previous:
-                    self.print(document, empty=empty, now=document.observed_at)
+                    table = self.table(rows, now_of(document), display) if rows else [Line(self._none(empty))]
+                    warnings = warning_lines(getattr(document, "warnings", ()))
+                    display.repaint([*warnings, *table, *below(document)])
+                elif watched != previous:
+                    self.print(document, empty=empty, now=now_of(document))
                     sys.stdout.flush()
-                previous = rows
+                previous = watched
                 time.sleep(self.options.watch_s or 0)
                 document = read()
 
@@ -307,26 +320,45 @@ class ListRequest(NamedTuple, Generic[R]):
         if self.options.namespace and namespace_of is not None:
             selected = [row for row in selected if namespace_of(row) == self.options.namespace]
         for key in dict.fromkeys(each.key for each in self.conditions):
-            texts_of = columns[key].texts
             own = [each for each in self.conditions if each.key == key]
+            matched = {each: self._matched(each, columns[key], selected) for each in own}
             wanted, excluded = [each for each in own if each.equal], [each for each in own if not each.equal]
-            if texts_of is not None:  # always true: the filter keys are the columns with texts
-                pairs = [(row, texts_of(row)) for row in selected]
-                selected = [
-                    row
-                    for row, texts in pairs
-                    if (not wanted or any(each.holds_for(texts) for each in wanted))
-                    and all(each.holds_for(texts) for each in excluded)
-                ]
-        if self.options.sort_by:
-            value_of = columns[self.options.sort_by.removeprefix("-")].value
-            known = [row for row in selected if value_of(row) is not None]
-            known.sort(key=value_of, reverse=self.options.sort_by.startswith("-"))
-            selected = known + [row for row in selected if value_of(row) is None]
-        return tuple(selected)
+            selected = [
+                row
+                for place, row in enumerate(selected)
+                if (not wanted or any(place in matched[each] for each in wanted))
+                and not any(place in matched[each] for each in excluded)
+            ]
+        return tuple(selected if self.options.group else self._sorted(selected, self.view))
 
-    def _table(self, rows: Sequence[R], now: datetime, display: Display) -> list[Line]:
-        """Return the lines of the table; ``rows`` is not empty."""
+    def _matched(self, condition: Condition, column: Column[R], rows: Sequence[R]) -> frozenset[int]:
+        """Return the positions of the rows whose texts match the value of a condition, or that the value names."""
+        texts_of, resolve = column.texts, column.resolve
+        named = resolve(rows, condition.value) if resolve is not None else ()
+        return frozenset(
+            place
+            for place, row in enumerate(rows)
+            if (texts_of is not None and condition.matches(texts_of(row))) or (named and self.view.id(row) in named)
+        )
+
+    def _sorted(self, rows: Sequence[G], view: ListView[G]) -> Sequence[G]:
+        """Return rows in the requested order; rows without a value are last."""
+        key = self.options.sort_by.removeprefix("-")
+        if not key:
+            return rows
+        value_of = next(each.value for each in view.columns if each.key == key)
+        known = [row for row in rows if value_of(row) is not None]
+        known.sort(key=value_of, reverse=self.options.sort_by.startswith("-"))
+        return known + [row for row in rows if value_of(row) is None]
+
+    def table(self, rows: Sequence[R], now: datetime, display: Display) -> list[Line]:
+        """Return the lines of the table, of groups with ``--group``; ``rows`` is not empty."""
+        view = self.view
+        if self.options.group and view.groups is not None:
+            return self._lines(self._sorted(view.group(rows), view.groups), view.groups, now, display)
+        return self._lines(rows, view, now, display)
+
+    def _lines(self, rows: Sequence[G], view: ListView[G], now: datetime, display: Display) -> list[Line]:
         options = self.options
         brief = display.columns is not None and options.truncate
         scopes = {
@@ -335,15 +367,15 @@ class ListRequest(NamedTuple, Generic[R]):
             *([] if brief else [ListScope.FULL]),
         }
         headings, columns = [], []
-        own = {each.key: each for each in self.view.in_namespace} if options.namespace else {}
-        for column in (own.get(each.key, each) for each in self.view.columns):
+        own = {each.key: each for each in view.in_namespace} if options.namespace else {}
+        for column in (own.get(each.key, each) for each in view.columns):
             if column.scope not in scopes:
                 continue
             short = column.brief if brief else None
             shown = [column.show(row, now) if short is None else short(row) for row in rows]
             headings.append(column.heading)
             columns.append([cell or EMPTY for cell in shown])
-        lines = [Row(cells, self.view.style(row)) for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
+        lines = [Row(cells, view.style(row)) for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
         if brief and display.columns is not None:
             return fitted_lines(headings, lines, display.columns, headers=options.headers)
         return table_lines(headings, lines, None, headers=options.headers)

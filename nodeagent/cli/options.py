@@ -331,8 +331,9 @@ def with_list_options(
 
     With ``watches`` the list can be printed again after changes.
     """
+    grouped = f"; with --group: {', '.join(view.groups.sort_keys)}" if view.groups is not None else ""
     keys = (
-        f"Keys of --sort-by: {', '.join(view.sort_keys)}.\n\n"
+        f"Keys of --sort-by: {', '.join(view.sort_keys)}{grouped}.\n\n"
         f"Keys of --filter: {', '.join(view.filter_keys)}. KEY!=VALUE excludes; *, ? and [...] are wildcards; several "
         "values of one key are alternatives."
     )
@@ -354,6 +355,7 @@ def with_list_options(
                     headers=not given["no_headers"],
                     truncate=not given["no_trunc"],
                     quiet=given["quiet"],
+                    group=given.get("group", False),
                     namespace="" if given.get("all_namespaces") else given.get("namespace", ""),
                 ),
             )
@@ -388,7 +390,7 @@ def _list_parameters(view: "ListView[Any]") -> dict[str, tuple[Any, Any]]:
                     "--sort-by",
                     metavar="KEY",
                     help="Order of the rows; -KEY for descending",
-                    autocompletion=lambda: [prefix + key for prefix in ("", "-") for key in view.sort_keys],
+                    autocompletion=lambda ctx: sort_completions(view, ctx),
                 ),
             ],
             "",
@@ -412,6 +414,7 @@ def _list_parameters(view: "ListView[Any]") -> dict[str, tuple[Any, Any]]:
         ),
         "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print only ids")], False),
         **(_NAMESPACE_OPTIONS if view.namespace is not None else {}),
+        **(_GROUP_OPTIONS if view.groups is not None else {}),
     }
 
 
@@ -421,6 +424,9 @@ _WATCH_OPTIONS: Final = {
         False,
     ),
     "every": (EveryOption, 2.0),
+}
+_GROUP_OPTIONS: Final = {
+    "group": (Annotated[bool, typer.Option("--group", help="Show the images of a repository in one row")], False),
 }
 _NAMESPACE_OPTIONS: Final = {
     "namespace": (
@@ -441,6 +447,12 @@ _NAMESPACE_OPTIONS: Final = {
         False,
     ),
 }
+
+
+def sort_completions(view: "ListView[Any]", ctx: typer.Context) -> list[str]:
+    """Return the completions of ``--sort-by``, of groups after ``--group``."""
+    shown = view.groups if view.groups is not None and ctx.params.get("group") else view
+    return [prefix + key for prefix in ("", "-") for key in shown.sort_keys]
 
 
 def filter_completions(view: "ListView[Any]", incomplete: str) -> list[str]:

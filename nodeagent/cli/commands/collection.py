@@ -271,7 +271,7 @@ def hold_add(
 
 
 @hold_app.command("list")
-@options.with_list_options(HOLDS)
+@options.with_list_options(HOLDS, watches=True)
 def hold_list(
     config: options.ConfigOption = None, direct: options.DirectOption = False, *, listing: ListOptions
 ) -> None:

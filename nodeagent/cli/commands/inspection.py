@@ -25,7 +25,8 @@ def images(
     """List images with size, last use and verdict.
 
     -o wide adds the bytes freed by removing the image: the content that no other object references, or an upper bound,
-    which is marked.
+    which is marked. With --group, a row has the images of a repository, their newest and oldest use, and the bytes that
+    the next pass frees by its removals among them.
     """
     from nodeagent.cli.lists import list_images, show_image_tree  # noqa: PLC0415
 
@@ -201,7 +202,7 @@ def explain(
     show(options.Source(config, options.at_endpoint(endpoint), direct), item, output.value)
 
 
-@options.with_list_options(PASSES)
+@options.with_list_options(PASSES, watches=True)
 def history(
     pass_id: Annotated[
         str | None,

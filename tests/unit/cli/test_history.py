@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -256,3 +257,81 @@ def test_summary_is_printed_on_a_terminal_only(tmp_path: Path, config: str, monk
     assert on_terminal(120, "history", "--config", config).out.splitlines()[-1] == "1 pass: nothing removed"
     assert "pass:" not in nodeagent("history", "--config", config).stdout
     assert "pass:" not in on_terminal(120, "history", "-q", "--config", config).out
+
+
+def recorded(directory: Path, *identities: str, reason: str = "all-unused") -> None:
+    for number, identity in enumerate(identities):
+        started_at = datetime.now(UTC) - timedelta(minutes=5 - number)
+        action = replace(PLANNED, outcome="done", reason=reason)
+        past = PastPass(
+            identity, started_at, 2.0, "command", "images", "", False, "complete", "", 7, 7, None, None, (action,)
+        )
+        History(directory).add(past, Retention(timedelta(days=30), 16 << 20))
+
+
+@pytest.mark.parametrize("form", ["table", "name"])
+def test_watched_history_in_a_pipe_is_printed_again_after_a_pass(
+    tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    steps = [lambda: None, lambda: recorded(tmp_path / "state", "second")]
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 3.0
+        if not steps:
+            raise KeyboardInterrupt
+        steps.pop(0)()
+
+    recorded(tmp_path / "state", "first")
+    monkeypatch.setattr("time.sleep", sleep)
+    ended = nodeagent("history", "-w", "--every", "3", "-o", form, "--config", config)
+    assert ended.returncode == 130
+    shown = [word for line in ended.stdout.splitlines() for word in line.split() if word in ("first", "second")]
+    assert shown == ["first", "second", "first"]
+    monkeypatch.undo()
+
+
+def test_watched_history_on_a_terminal_has_the_summary_below_the_list(
+    tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path / "state", "first", "second")
+    monkeypatch.setattr("time.sleep", mock.Mock(side_effect=KeyboardInterrupt))
+    shown = on_terminal(120, "history", "-w", "--config", config)
+    monkeypatch.undo()
+    assert shown.code == 130
+    assert shown.out.count("\x1b[H") == 1
+    assert "2 passes" in shown.out
+
+
+@pytest.mark.parametrize("given", [("first",), ("--details",)])
+def test_details_of_passes_are_not_watched(tmp_path: Path, config: str, given: tuple[str, ...]) -> None:
+    recorded(tmp_path / "state", "first")
+    ended = nodeagent("history", *given, "-w", "--config", config)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--watch prints the list of passes: omit PASS and --details" in ended.stderr
+
+
+def test_passes_are_selected_by_the_reason_of_a_removal(tmp_path: Path, config: str) -> None:
+    recorded(tmp_path / "state", "by-age", reason="unused-too-long")
+    recorded(tmp_path / "state", "by-space", reason="least-recently-used")
+    ended = nodeagent("history", "--filter", "reason=unused-too-long", "-o", "name", "--config", config)
+    assert ended.stdout == "by-age\n"
+    assert nodeagent("history", "--filter", "trigger=command", "-q", "--config", config).stdout.count("by-") == 2
+
+
+def test_watched_holds_in_a_pipe_are_printed_again_only_after_a_change(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = [2, 1, 0]
+
+    def sleep(_: float) -> None:
+        left = readings.pop(0)
+        if left == 1:
+            nodeagent("hold", "add", "b", "--why", "audit", "--config", config)
+        if not left:
+            raise KeyboardInterrupt
+
+    assert nodeagent("hold", "add", "a", "--why", "audit", "--config", config).returncode == 0
+    monkeypatch.setattr("nodeagent.cli.lists.time.sleep", sleep)
+    ended = nodeagent("hold", "list", "-w", "-o", "name", "--config", config)
+    monkeypatch.undo()
+    assert (ended.returncode, ended.stdout.split()) == (130, ["a", "a", "b"])

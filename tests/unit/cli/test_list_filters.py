@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from nodeagent.cli.listing import CONTAINERS, IMAGES, PODS, ListOptions
+from nodeagent.cli.listing import CONTAINERS, IMAGES, PASSES, PODS, ListOptions
 from nodeagent.cli.lists import ListRequest
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents.lists import ContainerDocument
@@ -129,3 +129,63 @@ def test_state_is_shown_with_exit_code_or_restarts(fields: dict[str, Any], cell:
 )
 def test_filters_are_completed_with_their_values(given: str, offered: list[str]) -> None:
     assert words("containers", "--filter", given) == offered
+
+
+@pytest.mark.parametrize(
+    ("filter_text", "listed"),
+    [
+        ("trigger=cron", "values: interval, trigger, once, command, control, apply, leaks, undo, eviction"),
+        ("scope=image", "values: images, containers, all, leaks, pods, failed-pods"),
+        ("result=ok", "complete, nothing-to-do, shortfall"),
+        ("reason=old", "unused-too-long"),
+    ],
+)
+def test_unknown_value_of_the_history_is_refused_with_the_known_ones(filter_text: str, listed: str) -> None:
+    with pytest.raises(UsageError, match="unknown value") as refused:
+        ListRequest.of(PASSES, ListOptions(filters=(filter_text,)))
+    assert listed in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "offered"),
+    [
+        ("trigger=co", ["trigger=command", "trigger=control"]),
+        ("scope=f", ["scope=failed-pods"]),
+        ("result!=in", ["result!=interrupted"]),
+        ("reason=und", ["reason=undo-window-open", "reason=undo"]),
+        ("rea", ["reason="]),
+    ],
+)
+def test_filters_of_the_history_are_completed(given: str, offered: list[str]) -> None:
+    assert words("history", "--filter", given) == offered
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("sha256:" + "a1" * 32, True),
+        ("a1" * 32, True),
+        ("a1a1", True),
+        ("b1", False),
+        ("sha256:" + "d" * 64, True),
+        ("docker.io/library/nginx@sha256:" + "d" * 64, True),
+    ],
+)
+def test_image_is_found_by_the_names_that_explain_accepts(value: str, found: bool) -> None:
+    named = msgspec.structs.replace(
+        image("docker.io/library/nginx:1.25"),
+        id="sha256:" + "a1" * 32,
+        repo_digests=("docker.io/library/nginx@sha256:" + "d" * 64,),
+    )
+    other = msgspec.structs.replace(image("docker.io/library/redis:7"), id="sha256:" + "c" * 64)
+    rows = [named, other]
+    assert ListRequest.of(IMAGES, ListOptions(filters=(f"name={value}",))).selected(rows) == ((named,) if found else ())
+    excluded = ListRequest.of(IMAGES, ListOptions(filters=(f"name!={value}",))).selected(rows)
+    assert excluded == ((other,) if found else (named, other))
+
+
+def test_containers_are_found_by_the_short_name_of_their_image() -> None:
+    rows = [msgspec.structs.replace(container("shop", "a"), image="docker.io/library/nginx:1.25")]
+    for value in ("nginx:1.25", "library/nginx:1.25", "docker.io/library/nginx:1.25"):
+        assert ListRequest.of(CONTAINERS, ListOptions(filters=(f"image={value}",))).selected(rows) == tuple(rows)
+    assert not ListRequest.of(CONTAINERS, ListOptions(filters=("image=nginx",))).selected(rows)
