@@ -11,28 +11,29 @@ import select
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.api.common import encode
 from nodeagent.cli.control_client import ControlConnection, daemon_for_user
 from nodeagent.cli.display import Line, say, standard_output, warn, warning_lines, working
 from nodeagent.cli.du import breakdown_lines, usage_lines
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
-from nodeagent.cli.options import Source, duration_s
+from nodeagent.cli.groups import Group, in_groups, repository
+from nodeagent.cli.options import CollectOptions, Source, duration_s
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, ask, load_settings, open_for_command, run_async
-from nodeagent.cli.table import Heading, Table, age, short_id, short_reference, size, size_cell
+from nodeagent.cli.table import Heading, Table, short_id, short_reference, size, size_cell
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.gc.documents import passes as documents
 from nodeagent.gc.documents.passes import BreakdownFields, Report, decode_progress
-from nodeagent.gc.executor import Outcome, PassEnd, PassReport
+from nodeagent.gc.executor import Outcome, PassEnd, PassReport, PassTrigger
 from nodeagent.gc.pass_state import Preview, offered_window_s
 from nodeagent.gc.plan.policy import LIMITS, ImageGCPolicy, Scope, SpaceGoal
 from nodeagent.gc.plan.saved_plan import parse_plan
 from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, ReasonCode, Verdict
-from nodeagent.record import Record, field, replace
+from nodeagent.record import replace
 from nodeagent.text import Cut, escape, shortened
 from nodeagent.units import SystemClock, format_bytes, format_duration, format_space, format_time, parse_bytes
 
@@ -66,54 +67,123 @@ def item_name(decision: Decision, columns: int | None) -> str:
     return short_reference(decision.name) if shorten else decision.name
 
 
+class _PlanRow(NamedTuple):
+    """Row of a plan: one decision, or the removals of a repository.
+
+    Attributes:
+        number: position in the order of removal.
+        group: the decisions of the row.
+        total_bytes: bytes freed by this row and all preceding rows.
+    """
+
+    number: int
+    group: Group[Decision]
+    total_bytes: int
+
+    @property
+    def first(self) -> Decision:
+        """The first decision, in a row without a group the only one."""
+        return self.group.items[0]
+
+
+class _PlanColumn(NamedTuple):
+    heading: Heading
+    cell: Callable[[_PlanRow], str]
+    is_shown: bool = True
+
+
+_MANY: Final = 10
+"""Removals of a repository above which a plan on a terminal shows them as one row."""
+
+
 def decision_lines(
-    plan: Plan, decisions: Sequence[Decision], columns: int | None, *, numbered: bool, wide: bool = False
+    plan: Plan,
+    decisions: Sequence[Decision],
+    columns: int | None,
+    *,
+    numbered: bool,
+    wide: bool = False,
+    groups: bool = False,
 ) -> list[Line]:
     """Return a table of decisions, with freed inodes if the plan needs inodes.
 
     ``numbered`` adds the order of removal and the running total of the freed bytes, ``wide`` the ids and reason
     sentences. On a terminal the columns of kind, bytes and reason are omitted if all cells are equal or empty, unless
-    ``wide``; the line above the table has kind and reason.
+    ``wide``; the line above the table has kind and reason. With ``groups``, many images of a repository are one row,
+    and the table has neither order nor running total.
     """
+    rows = _plan_rows(decisions, more_than=_MANY if groups else len(decisions))
+    grouped = len(rows) < len(decisions)
+    shown = _plan_columns(plan, decisions, columns, numbered=numbered, wide=wide, grouped=grouped)
+    shown = [each for each in shown if each.is_shown]
+    table = Table(*(each.heading for each in shown))
+    for row in rows:
+        style = "red" if row.first.verdict is Verdict.REMOVE and not numbered else ""
+        table.add(*(each.cell(row) for each in shown), style=style)
+    lines = table.lines(columns)
+    if grouped:
+        lines.append(Line(f"more than {_MANY} images of a repository are one row; -o wide lists each", "dim"))
+    return lines
+
+
+def _plan_columns(
+    plan: Plan, decisions: Sequence[Decision], columns: int | None, *, numbered: bool, wide: bool, grouped: bool
+) -> list[_PlanColumn]:
+    """Return the columns of a table of decisions, each with whether it is shown; see :func:`decision_lines`."""
     brief = columns is not None and numbered and not wide
-    kinds, reasons = ({getter(each) for each in decisions} for getter in (_kind, _reason))
-    shows_kind, shows_reason = not brief or len(kinds) > 1, not brief or len(reasons) > 1
-    shows_use = any(each.kind is ItemKind.IMAGE for each in decisions)
     shows_bytes = not brief or any(each.frees_bytes is not None for each in decisions)
-    headings: list[Heading | str] = [Heading("#", right=True) if numbered else "VERDICT"]
-    headings += ["KIND"] if shows_kind else []
-    headings += [item_heading(), *(["LAST USED"] if shows_use else [])]
-    headings += [Heading("FREES", right=True)] if shows_bytes else []
-    headings += [Heading("TOTAL", right=True)] if shows_bytes and numbered else []
-    headings += [Heading("INODES", right=True)] if plan.wanted_inodes else []
-    headings += ["REASON"] if shows_reason else []
-    table = Table(*headings, *((Heading("ID"), _MESSAGE) if wide else ()))
     bound = "\u2264" if plan.accounting is Accounting.UPPER_BOUND else ""
-    total_bytes = 0
-    for number, decision in enumerate(decisions, 1):
-        total_bytes += decision.frees_bytes or 0
-        cells = [str(number) if numbered else decision.verdict.value]
-        cells += [_kind(decision)] if shows_kind else []
-        cells += [item_name(decision, columns)]
-        if shows_use:
-            used = decision.last_used
-            unseen = "none seen" if decision.kind is ItemKind.IMAGE else ""
-            cells += [unseen if used is None else age(used, plan.made_at)]
-        if shows_bytes:
-            cells += ["" if decision.frees_bytes is None else f"{bound}{size_cell(decision.frees_bytes)}"]
-            cells += [f"{bound}{size_cell(total_bytes)}"] if numbered else []
-        if plan.wanted_inodes:
-            cells += ["" if decision.frees_inodes is None else str(decision.frees_inodes)]
-        cells += [_reason(decision)] if shows_reason else []
-        if wide:
-            shown_id = short_id(decision.id) if columns is not None else decision.id
-            cells += ["" if decision.id == decision.name else shown_id, decision.reason.sentence]
-        table.add(*cells, style="red" if decision.verdict is Verdict.REMOVE and not numbered else "")
-    return table.lines(columns)
+
+    def name(row: _PlanRow) -> str:
+        return item_name(row.first, columns) if len(row.group.items) == 1 else row.group.name
+
+    def used(row: _PlanRow) -> str:
+        return row.group.use_cell(plan.made_at, "none seen" if row.first.kind is ItemKind.IMAGE else "")
+
+    def frees(row: _PlanRow) -> str:
+        size_bytes = row.group.planned_bytes if numbered else row.first.frees_bytes
+        return "" if size_bytes is None else f"{bound}{size_cell(size_bytes)}"
+
+    def inodes(row: _PlanRow) -> str:
+        known = [each.frees_inodes for each in row.group.items if each.frees_inodes is not None]
+        return str(sum(known)) if known else ""
+
+    def item_id(row: _PlanRow) -> str:
+        shown_id = row.first.id if columns is None else short_id(row.first.id)
+        return "" if row.first.id == row.first.name else shown_id
+
+    return [
+        _PlanColumn(Heading("#", right=True), lambda row: str(row.number), numbered and not grouped),
+        _PlanColumn(Heading("VERDICT"), lambda row: row.group.verdict, not numbered),
+        _PlanColumn(
+            Heading("KIND"), lambda row: row.first.kind.value, not brief or len({each.kind for each in decisions}) > 1
+        ),
+        _PlanColumn(item_heading(), name),
+        _PlanColumn(Heading("IMAGES", right=True), lambda row: str(len(row.group.items)), grouped),
+        _PlanColumn(Heading("LAST USED"), used, any(each.kind is ItemKind.IMAGE for each in decisions)),
+        _PlanColumn(Heading("FREES", right=True), frees, shows_bytes),
+        _PlanColumn(
+            Heading("TOTAL", right=True),
+            lambda row: f"{bound}{size_cell(row.total_bytes)}",
+            shows_bytes and numbered and not grouped,
+        ),
+        _PlanColumn(Heading("INODES", right=True), inodes, bool(plan.wanted_inodes)),
+        _PlanColumn(
+            Heading("REASON"), lambda row: row.group.reason, not brief or len(set(map(_reason, decisions))) > 1
+        ),
+        _PlanColumn(Heading("ID"), item_id, wide),
+        _PlanColumn(_MESSAGE, lambda row: row.first.reason.sentence, wide),
+    ]
 
 
-def _kind(decision: Decision) -> str:
-    return decision.kind.value
+def _plan_rows(decisions: Sequence[Decision], *, more_than: int) -> list[_PlanRow]:
+    groups = in_groups(decisions, _group_key, more_than=more_than)
+    totals = accumulate(sum(each.frees_bytes or 0 for each in group.items) for group in groups)
+    return [_PlanRow(number, group, total) for number, (group, total) in enumerate(zip(groups, totals, strict=True), 1)]
+
+
+def _group_key(decision: Decision) -> str:
+    return repository(decision.name) if decision.kind is ItemKind.IMAGE else decision.id
 
 
 def _reason(decision: Decision) -> str:
@@ -167,7 +237,8 @@ def plan_lines(
         yield Line(f"{plan.kind}: no decision: {plan.blocked}", "bold red")
     if removals:
         yield _removal_summary(plan)
-        yield from decision_lines(plan, removals, columns, numbered=True, wide=wide)
+        groups = columns is not None and not wide
+        yield from decision_lines(plan, removals, columns, numbered=True, wide=wide, groups=groups)
     elif not plan.blocked:
         yield Line(f"Removes no {plan.kind}", "bold")
     if plan.shortfall_bytes or plan.shortfall_inodes:
@@ -185,8 +256,7 @@ def plan_lines(
 
 
 def preview_lines(
-    snapshot: NodeSnapshot,
-    plans: Sequence[Plan],
+    preview: Preview,
     policy: ImageGCPolicy | None,
     columns: int | None,
     *,
@@ -195,6 +265,7 @@ def preview_lines(
     selected: bool = False,
 ) -> Iterator[Line]:
     """Yield runtime, filesystem usage, warnings and plans of a preview; ``selected`` as in :func:`plan_lines`."""
+    snapshot = preview.snapshot
     info = snapshot.runtime
     yield Line(f"{info.name} {info.version} at {info.endpoint}, {snapshot.role.value}", "dim")
     if snapshot.image_filesystems:
@@ -205,9 +276,8 @@ def preview_lines(
         yield Line(f"imagefs: {snapshot.image_filesystem_error}", "yellow")
     yield from warning_lines(snapshot.warnings)
     yield Line()
-    for plan in plans:
+    for plan in preview.plans:
         yield from plan_lines(plan, columns, show_kept=show_kept, wide=wide, selected=selected)
-    preview = Preview(Scope.ALL, snapshot, tuple(plans))
     if preview.acts and effect_text(preview):
         yield Line(f"Total: {effect_text(preview)}", "bold")
         yield Line()
@@ -231,16 +301,26 @@ def _usage_after(report: PassReport, columns: int | None, policy: ImageGCPolicy)
         yield from usage_lines(report.after, columns, policy)
 
 
-def undo_text(size_bytes: int, until: datetime, pass_id: str) -> str:
-    """Return the text on images in their undo window: no space is freed before the first pass after it."""
+def undo_text(size_bytes: int, until: datetime, pass_id: str, *, no_dry_run: bool) -> str:
+    """Return the text on images in their undo window: no space is freed before the first pass after it.
+
+    ``no_dry_run`` is whether the pass ran with ``--no-dry-run``: a pass of a daemon in dry run frees nothing.
+    """
+    first = "the first pass after that without dry_run" if no_dry_run else "the first pass after that"
+    command = f"nodeagent gc images --yes{' --no-dry-run' if no_dry_run else ''}"
     return (
-        f"{format_bytes(size_bytes)} are kept for 'nodeagent gc undo {pass_id}' until {format_time(until)}; the first "
-        "pass after that frees them, without a daemon: nodeagent gc images --yes"
+        f"{format_bytes(size_bytes)} are kept for 'nodeagent gc undo {pass_id}' until {format_time(until)}; {first} "
+        f"frees them, without a daemon: {command}"
     )
 
 
-def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None) -> Iterator[Line]:
-    """Yield the results of a pass, the bytes freed and the filesystem usage after the pass."""
+def report_lines(
+    report: PassReport, policy: ImageGCPolicy, columns: int | None, *, no_dry_run: bool = False
+) -> Iterator[Line]:
+    """Yield the results of a pass, the bytes freed and the filesystem usage after the pass.
+
+    ``no_dry_run`` as in :func:`undo_text`.
+    """
     exceptions = [result for result in report.results if result.outcome not in (Outcome.DONE, Outcome.DRY_RUN)]
     if exceptions:
         table = Table("KIND", item_heading(), "OUTCOME")
@@ -263,7 +343,7 @@ def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None)
             line.append(f", imagefs {report.before.used_percent}% -> {report.after.used_percent}%")
     yield line
     if report.undo_until is not None:
-        yield Line(undo_text(report.undo_bytes, report.undo_until, report.id))
+        yield Line(undo_text(report.undo_bytes, report.undo_until, report.id, no_dry_run=no_dry_run))
     yield from _usage_after(report, columns, policy)
     ended = report.end in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO)
     if not ended or report.end_detail:
@@ -273,32 +353,6 @@ def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None)
 
 
 _PLAN_LIFETIME_S: Final = 600.0
-
-
-class CollectOptions(Record):
-    """The options of one ``gc`` command.
-
-    Attributes:
-        dry_run: whether nothing is removed; ``None`` for ``dry_run`` of the configuration.
-        only: patterns of the images to remove; empty for all images.
-        goal: requested space; ``None`` for the thresholds.
-    """
-
-    scope: str
-    config: Path | None
-    dry_run: bool | None
-    yes: bool
-    output: str
-    show_kept: bool
-    overrides: Mapping[str, str | int] = field(default_factory=dict)
-    direct: bool = False
-    only: tuple[str, ...] = ()
-    goal: SpaceGoal | None = None
-
-    @property
-    def is_table(self) -> bool:
-        """Whether the output is a table; ``wide`` adds ids and the sentences of reasons."""
-        return self.output in ("table", "wide")
 
 
 def space_goal(free: str | None, to: str | None) -> SpaceGoal | None:
@@ -349,8 +403,8 @@ def collect(request: CollectOptions) -> None:
             )
         if request.only and not request.dry_run:
             raise UsageError(
-                "nothing was removed: --only removes images at any usage of imagefs and requires root; --dry-run lists "
-                "the removals"
+                "nothing was removed: the removal of selected images at any usage of imagefs requires root; --dry-run "
+                "lists the removals"
             )
         sys.exit(_collect_through_agent(request, agent))
     loaded = load_settings(request.config, request.overrides)
@@ -365,7 +419,7 @@ def _collect_through_agent(request: CollectOptions, agent: ControlConnection) ->
         with working():
             document = agent.call("Plan", documents.PreviewDocument, fields, within_s=OBSERVED_WITHIN_S)
         preview = show_document(request, document)
-        predicted = predicted_exit_code(preview)
+        predicted = _predicted_exit_code(request, preview)
         if request.dry_run or (predicted is ExitCode.DONE and not preview.acts):
             return predicted
         from nodeagent.daemon.documents import Status  # noqa: PLC0415 - not needed for a dry run
@@ -428,7 +482,8 @@ def _show_report_of_daemon(request: CollectOptions, report: Report) -> None:
         f"{'' if freed is None else f', measured {format_bytes(freed)}'}"
     )
     if report.undo_until is not None:
-        say(undo_text(report.undo_bytes, report.undo_until, report.pass_id))
+        no_dry_run = request.dry_run is False
+        say(undo_text(report.undo_bytes, report.undo_until, report.pass_id, no_dry_run=no_dry_run))
     if isinstance(report.breakdown, BreakdownFields):
         _print_breakdown(report.breakdown.to_model())
 
@@ -453,8 +508,7 @@ def _print_preview(request: CollectOptions, preview: Preview, policy: ImageGCPol
     display = standard_output()
     display.write(
         preview_lines(
-            preview.snapshot,
-            preview.plans,
+            preview,
             policy,
             display.columns,
             show_kept=request.show_kept,
@@ -478,21 +532,42 @@ async def _collect(request: CollectOptions, settings: Settings) -> ExitCode:
         window_s = offered_window_s(settings, preview)
         if preview.acts and not request.yes and not confirm_removals(preview, window_s):
             sys.stderr.write("nothing was removed\n")
-            return ExitCode.DONE
+            return ExitCode.FAILED if request.is_named else ExitCode.DONE
         if preview.acts:
             # a confirmation covers only the listed items, and further rounds plan without the selection
             rounds = MAX_ROUNDS if request.yes and not request.only else 1
             report = await run_interruptibly(
-                agent, preview, trigger="command", rounds=rounds, progress=request.is_table
+                agent, preview, trigger=PassTrigger.COMMAND, rounds=rounds, progress=request.is_table
             )
         else:  # a pass without removals is recorded too, for its shortfall
-            report = await agent.run(preview, trigger="command", stop=asyncio.Event())
+            report = await agent.run(preview, trigger=PassTrigger.COMMAND, stop=asyncio.Event())
         problems = (*agent.store.take_notices(), agent.store.problem)
         report = replace(report, warnings=(*report.warnings, *filter(None, problems)))
         breakdown = await agent.break_down_shortfall(report)
     if not request.is_table or report.end is not PassEnd.NOTHING_TO_DO:
         show_report(request, agent, report, breakdown)
-    return exit_code(report)
+    return _named_exit_code(request, exit_code(report), preview, len(report.removed))
+
+
+def _named_exit_code(request: CollectOptions, code: ExitCode, preview: Preview, removed: int) -> ExitCode:
+    """Return the exit code of a pass with ``removed`` images; print the reason of each kept image that was named.
+
+    An image that was named and is kept is a failure, unlike an image that matches a pattern of ``--only``.
+    """
+    if not request.is_named:
+        return code
+    kept = [each for plan in preview.plans for each in _kept(plan, selected=True)]
+    for each in kept:
+        warn(f"nodeagent: {short_reference(each.name)} is kept: {each.reason.sentence}")
+    if code is not ExitCode.DONE:
+        return code
+    if not removed:
+        return ExitCode.FAILED
+    return ExitCode.PARTIAL if kept or removed < len(preview.removals) else ExitCode.DONE
+
+
+def _predicted_exit_code(request: CollectOptions, preview: Preview) -> ExitCode:
+    return _named_exit_code(request, predicted_exit_code(preview), preview, len(preview.removals))
 
 
 async def _preview(request: CollectOptions, settings: Settings) -> ExitCode:
@@ -502,9 +577,11 @@ async def _preview(request: CollectOptions, settings: Settings) -> ExitCode:
         with working():
             preview = await previewer.preview(Scope(request.scope), request.only, request.goal)
     show_preview(request, previewer, preview)
+    code = _predicted_exit_code(request, preview)
     if not request.dry_run:
         note_dry_run()
-    return predicted_exit_code(preview)
+        return ExitCode.FAILED if request.is_named else code
+    return code
 
 
 def note_dry_run() -> None:
@@ -627,7 +704,8 @@ def show_report(request: CollectOptions, agent: Agent, report: PassReport, break
         sys.stdout.write(encode(Report.of(report, breakdown=breakdown), request.output))
         return
     display = standard_output()
-    display.write(report_lines(report, agent.settings.policy.images, display.columns))
+    policy, no_dry_run = agent.settings.policy.images, request.dry_run is False
+    display.write(report_lines(report, policy, display.columns, no_dry_run=no_dry_run))
     if breakdown is not None:
         _print_breakdown(breakdown)
 
@@ -688,6 +766,6 @@ async def _collect_leaks(
         if dry_run:
             note_dry_run()
             return predicted_exit_code(preview)
-        report = await run_interruptibly(agent, preview, trigger="leaks", rounds=1, progress=request.is_table)
+        report = await run_interruptibly(agent, preview, trigger=PassTrigger.LEAKS, rounds=1, progress=request.is_table)
         show_report(request, agent, report)
         return exit_code(report)

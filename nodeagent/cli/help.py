@@ -20,7 +20,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "ps": ("containers",),
     "undo": ("gc", "undo"),
 }
-"""Command words by alias. Rejected: ``rmi``, since an image is an option value of ``gc images``, not an argument."""
+"""Command words by alias."""
 
 _READING: Final = frozenset(
     {
@@ -250,6 +250,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Preview the next pass of image GC", "nodeagent gc images --dry-run"),
         ("Remove unused images until imagefs is 60% full", "nodeagent gc images --high 61 --low 60"),
         ("Remove the unused images of a repository", "nodeagent gc images --only 'registry.example/team/app:*'"),
+    ),
+    "rmi": (
+        ("Remove an image, after a confirmation", "nodeagent rmi nginx:1.25"),
+        ("Print the reason that keeps an image", "nodeagent rmi --dry-run registry.example/team/app:v1"),
     ),
     "gc containers": (
         ("Preview the removal of dead containers", "nodeagent gc containers --dry-run"),

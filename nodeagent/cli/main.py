@@ -47,6 +47,7 @@ _COMMANDS: Final[Mapping[str, _Entry]] = {
         *("Inspect", "inspection", "pressure"),
         epilog="Exit codes: 0 no threshold exceeded, 1 threshold exceeded, 2 wrong usage or configuration.",
     ),
+    "rmi": _Entry("Collect", "collection", "rmi"),
     "apply": _Entry("Collect", "collection", "apply"),
     "evict": _Entry("Evict and shut down", "termination", "evict"),
     "doctor": _Entry(

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -21,6 +21,9 @@ from nodeagent.cli.help import ALIASES, example_text, expand_alias, reads_only
 from nodeagent.cli.listing import ListOptions, ListView
 from nodeagent.errors import UsageError
 from nodeagent.units import parse_duration_s
+
+if TYPE_CHECKING:
+    from nodeagent.gc.plan.policy import SpaceGoal
 
 Overrides = Mapping[str, str | int]
 """Setting values from command-line options, by the key of the setting."""
@@ -38,6 +41,35 @@ class Source(NamedTuple):
     config: Path | None = None
     overrides: Mapping[str, str | int] = {}
     direct: bool = False
+
+
+class CollectOptions(NamedTuple):
+    """The options of one command that removes items.
+
+    Attributes:
+        scope: kinds of items, as in :class:`~nodeagent.gc.plan.policy.Scope`.
+        dry_run: whether nothing is removed; ``None`` for ``dry_run`` of the configuration.
+        only: patterns of the images to remove; empty for all images.
+        is_named: whether every image in ``only`` is to be removed, so that a kept image is a failure.
+        goal: requested space; ``None`` for the thresholds.
+    """
+
+    scope: str
+    config: Path | None
+    dry_run: bool | None
+    yes: bool
+    output: str
+    show_kept: bool
+    overrides: Mapping[str, str | int] = {}
+    direct: bool = False
+    only: tuple[str, ...] = ()
+    is_named: bool = False
+    goal: "SpaceGoal | None" = None
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the output is a table; ``wide`` adds ids and the sentences of reasons."""
+        return self.output in ("table", "wide")
 
 
 class CommandGroup(TyperGroup):
@@ -252,6 +284,9 @@ def _setting(key: str, kind: type, flag: str, metavar: str, text: str) -> Settin
     return SettingOption(key, Annotated[kind | None, typer.Option(flag, metavar=metavar, help=text)], flag)
 
 
+UNDO_WINDOW: Final = _setting(
+    "image_gc.undo_window", str, "--undo-window", "DURATION", "Free space after this time; 0s: immediately"
+)
 IMAGE_GC: Final = (
     _setting(
         "image_gc.high_threshold_percent", int, "--high", "PERCENT", "Start removing at this imagefs usage, above --low"
@@ -263,7 +298,7 @@ IMAGE_GC: Final = (
     ),
     _setting("image_gc.max_images_per_pass", int, "--max-images", "N", "Remove at most N images in this pass"),
     _setting("image_gc.max_bytes_per_pass", str, "--max-bytes", "SIZE", "Free at most about SIZE in this pass"),
-    _setting("image_gc.undo_window", str, "--undo-window", "DURATION", "Free space after this time; 0s: immediately"),
+    UNDO_WINDOW,
 )
 CONTAINER_GC: Final = (
     _setting(
@@ -300,6 +335,40 @@ def with_setting_options(*options: SettingOption) -> Callable[[Callable[..., Non
         added = [(option.parameter, option.annotation, None) for option in options]
         _declare(run, command, added, replaced="overrides")
         return run
+
+    return decorate
+
+
+def with_collect_options(
+    scope: str, *settings: SettingOption, yes: str = "Remove without confirmation"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options of a removal to a command, passed as the argument ``request``.
+
+    Args:
+        scope: kinds of removed items.
+        settings: further options, each of which overrides a setting.
+        yes: help of ``--yes``.
+    """
+    added = {
+        "config": (ConfigOption, None),
+        "endpoint": (EndpointOption, None),
+        "dry_run": (RunOption, None),
+        "yes": (Annotated[bool, typer.Option("--yes", "-y", help=yes)], False),
+        "output": (PlanOutputOption, PlanOutput.TABLE),
+        "show_kept": (KeptOption, False),
+        "direct": (DirectOption, False),
+    }
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def collect(*, overrides: Overrides, **values: Any) -> None:  # noqa: ANN401 - typer converts values
+            given = {name: values.pop(name) for name in added}
+            given["output"] = given["output"].value
+            overrides = at_endpoint(given.pop("endpoint"), overrides)
+            command(**values, request=CollectOptions(scope, **given, overrides=overrides))
+
+        _declare(collect, command, ((name, *one) for name, one in added.items()), replaced="request")
+        return with_setting_options(*settings)(collect)
 
     return decorate
 

@@ -20,6 +20,7 @@ from nodeagent.errors import UsageError
 from nodeagent.files import replace_file
 from nodeagent.gc.documents.passes import DriftDocument, PreviewDocument, Report
 from nodeagent.gc.documents.undo import Apply, PlanDiff, SavedItemDocument, encode_saved_plan
+from nodeagent.gc.executor import PassTrigger
 from nodeagent.gc.pass_state import Preview, offered_window_s, plans_for
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.gc.plan.saved_plan import SavedPlan, compare, parse_plan, refusal_of
@@ -124,11 +125,12 @@ async def _apply(request: ApplyOptions, settings: Settings, saved: SavedPlan) ->
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
         report = await gc.run_interruptibly(
-            agent, preview, trigger="apply", rounds=1, progress=request.output == "table", plan_id=saved.id
+            agent, preview, trigger=PassTrigger.APPLY, rounds=1, progress=request.output == "table", plan_id=saved.id
         )
     if request.output == "table":
         display = standard_output()
-        display.write(gc.report_lines(report, settings.policy.images, display.columns))
+        no_dry_run = request.dry_run is False
+        display.write(gc.report_lines(report, settings.policy.images, display.columns, no_dry_run=no_dry_run))
     else:
         _show(request, preview, saved, drift, report)
     code = gc.exit_code(report)

@@ -178,15 +178,16 @@ def plans_for(
         snapshot: snapshot of the node.
         policy: policies of all planners.
         only: ids of the items that may be removed; ``None`` for all items.
-        patterns: the images to remove, as in ``select_images``: unused images at any filesystem usage, and no other
-            item, regardless of ``only``; empty for a pass without a selection.
+        patterns: the images to remove, as in ``select_images``: unused images at any filesystem usage, regardless of
+            the minimum gain, and no other item, regardless of ``only``; empty for a pass without a selection.
 
     Raises:
         UsageError: a pattern selects no image, or is invalid.
     """
     if patterns:
         selected = select_images(patterns, snapshot.images, find_users(snapshot).index)
-        return (plan_image_gc(snapshot, policy.images, remove_all_unused=True, only=selected),)
+        images = replace(policy.images, minimum_gain_bytes=0)  # the user selects for other reasons than space
+        return (plan_image_gc(snapshot, images, remove_all_unused=True, only=selected),)
     if scope is Scope.IMAGES:
         return (plan_image_gc(snapshot, policy.images, only=only),)
     from nodeagent.gc.plan.planner import plan_all, plan_containers  # noqa: PLC0415 - not needed for a list of images

@@ -74,6 +74,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "gc images wide": ("--dry-run", "-o", "wide"),
     "gc images high": ("--dry-run", "--high", "70"),
     "gc images unconfirmed": (),
+    "rmi": ("registry.test/pause:3.9", "--dry-run"),
     "gc free": ("--free", "20Mi", "--dry-run"),
     "gc to": ("--to", "70%", "--dry-run"),
     "gc containers": ("--dry-run",),

@@ -110,7 +110,7 @@ def _command(role: Role, *arguments: str) -> list[str]:
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_OPTIONS)}
-    return {**kept, "NO_COLOR": "1", "PYTHONPATH": str(_ROOT)}
+    return {**kept, "NO_COLOR": "1", "NODEAGENT_PAGER": "", "PYTHONPATH": str(_ROOT)}
 
 
 def _serve(role: Role) -> None:

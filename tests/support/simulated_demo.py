@@ -56,7 +56,7 @@ async def _demo() -> ExitCode:
     async with _simulated() as collector:
         display.write([_rule("1. preview: nodeagent gc all --dry-run")])
         preview = await collector.preview(Scope.ALL)
-        display.write(preview_lines(preview.snapshot, preview.plans, policy, columns, show_kept=False))
+        display.write(preview_lines(preview, policy, columns, show_kept=False))
         display.write([_rule("2. run: nodeagent gc all --yes")])
         report = await collector.run(preview, trigger="demo", stop=asyncio.Event())
         display.write(report_lines(report, policy, columns))
@@ -65,7 +65,7 @@ async def _demo() -> ExitCode:
         verdict = Line(f"Removed exactly the previewed items: {'yes' if same else 'NO'}")
         display.write([verdict, Line(), _rule("3. result: a second run removes nothing")])
         second = await collector.preview(Scope.ALL)
-        display.write(preview_lines(second.snapshot, second.plans, policy, columns, show_kept=False))
+        display.write(preview_lines(second, policy, columns, show_kept=False))
     succeeded = same and report.end is PassEnd.COMPLETE and not second.removals
     return ExitCode.DONE if succeeded else ExitCode.FAILED
 

@@ -1,6 +1,5 @@
 """Commands that remove images, containers and leaks, save and apply plans, and place holds."""
 
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +21,7 @@ gc_app = options.command_group(
 
 
 @gc_app.callback(invoke_without_command=True)
+@options.with_collect_options("all")
 def gc(
     context: typer.Context,
     free: Annotated[
@@ -30,62 +30,25 @@ def gc(
     to: Annotated[
         str | None, typer.Option("--to", metavar="PERCENT", help="Remove until imagefs is PERCENT full")
     ] = None,
-    config: options.ConfigOption = None,
-    endpoint: options.EndpointOption = None,
-    dry_run: options.RunOption = None,
-    yes: options.YesOption = False,
-    output: options.PlanOutputOption = options.PlanOutput.TABLE,
-    kept: options.KeptOption = False,
+    *,
+    request: options.CollectOptions,
 ) -> None:
     """Remove what 'gc all' removes, or until the requested space is free."""
     if context.invoked_subcommand is not None:
         options.refuse_options_before_subcommand(context)
         return
-    from nodeagent.cli.gc import CollectOptions, collect, space_goal  # noqa: PLC0415
+    from nodeagent.cli.gc import collect, space_goal  # noqa: PLC0415
 
-    goal = space_goal(free, to)
-    collect(CollectOptions("all", config, dry_run, yes, output.value, kept, options.at_endpoint(endpoint), goal=goal))
+    collect(request._replace(goal=space_goal(free, to)))
 
 
 plan_app = typer.Typer(cls=options.CommandGroup, rich_markup_mode=None)
 hold_app = options.command_group("Protect images from removal for a limited time.")
 
 
-def _add_gc_command(scope: str, setting_options: Iterable[options.SettingOption], text: str) -> None:
-    """Add ``gc SCOPE`` with its own setting options and its help text."""
-
-    @gc_app.command(scope, help=text, epilog=EPILOG)
-    @options.with_setting_options(*setting_options)
-    def run(
-        config: options.ConfigOption = None,
-        endpoint: options.EndpointOption = None,
-        dry_run: options.RunOption = None,
-        yes: options.YesOption = False,
-        output: options.PlanOutputOption = options.PlanOutput.TABLE,
-        kept: options.KeptOption = False,
-        direct: options.DirectOption = False,
-        *,
-        overrides: options.Overrides,
-    ) -> None:
-        from nodeagent.cli.gc import CollectOptions, collect  # noqa: PLC0415
-
-        collect(
-            CollectOptions(
-                scope, config, dry_run, yes, output.value, kept, options.at_endpoint(endpoint, overrides), direct
-            )
-        )
-
-
 @gc_app.command("images", epilog=EPILOG)
-@options.with_setting_options(*options.IMAGE_GC)
+@options.with_collect_options("images", *options.IMAGE_GC)
 def gc_images(
-    config: options.ConfigOption = None,
-    endpoint: options.EndpointOption = None,
-    dry_run: options.RunOption = None,
-    yes: options.YesOption = False,
-    output: options.PlanOutputOption = options.PlanOutput.TABLE,
-    kept: options.KeptOption = False,
-    direct: options.DirectOption = False,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,7 +59,7 @@ def gc_images(
         ),
     ] = None,
     *,
-    overrides: options.Overrides,
+    request: options.CollectOptions,
 ) -> None:
     """Remove unused images, least recently used first.
 
@@ -104,31 +67,32 @@ def gc_images(
     does not depend on the usage: the images are given by name, id, digest, a name with *, or label:KEY=VALUE.
     """
     from nodeagent.api.requests import parse_patterns  # noqa: PLC0415
-    from nodeagent.cli.gc import CollectOptions, collect  # noqa: PLC0415
+    from nodeagent.cli.gc import collect  # noqa: PLC0415
 
-    collect(
-        CollectOptions(
-            *("images", config, dry_run, yes, output.value, kept, options.at_endpoint(endpoint, overrides), direct),
-            only=parse_patterns(",".join(only)) if only else (),
-        )
-    )
+    collect(request._replace(only=parse_patterns(",".join(only)) if only else ()))
 
 
-_add_gc_command("containers", options.CONTAINER_GC, "Remove dead containers, empty sandboxes, orphaned logs.")
-_add_gc_command(
-    "all", (*options.IMAGE_GC, *options.CONTAINER_GC), "Remove dead containers, sandboxes, logs, unused images."
-)
+@gc_app.command("containers", epilog=EPILOG)
+@options.with_collect_options("containers", *options.CONTAINER_GC)
+def gc_containers(*, request: options.CollectOptions) -> None:
+    """Remove dead containers, empty sandboxes, orphaned logs."""
+    from nodeagent.cli.gc import collect  # noqa: PLC0415
+
+    collect(request)
+
+
+@gc_app.command("all", epilog=EPILOG)
+@options.with_collect_options("all", *options.IMAGE_GC, *options.CONTAINER_GC)
+def gc_all(*, request: options.CollectOptions) -> None:
+    """Remove dead containers, sandboxes, logs, unused images."""
+    from nodeagent.cli.gc import collect  # noqa: PLC0415
+
+    collect(request)
 
 
 @gc_app.command("leaks", epilog=EPILOG)
+@options.with_collect_options("leaks", yes="Delete the listed leaks (default: only list)")
 def gc_leaks(
-    config: options.ConfigOption = None,
-    endpoint: options.EndpointOption = None,
-    dry_run: options.RunOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete the listed leaks (default: only list)")] = False,
-    output: options.PlanOutputOption = options.PlanOutput.TABLE,
-    kept: options.KeptOption = False,
-    direct: options.DirectOption = False,
     minimum_age: Annotated[
         str, typer.Option("--minimum-age", metavar="DURATION", help="Keep items created more recently than this")
     ] = "24h",
@@ -139,16 +103,38 @@ def gc_leaks(
         list[str] | None,
         typer.Option("--include", metavar="LEASE", help="Also delete this foreign lease; 'leases': all (repeatable)"),
     ] = None,
+    *,
+    request: options.CollectOptions,
 ) -> None:
     """List content that nothing uses; --yes deletes it.
 
     Leaks are blobs and snapshots without any reference, names of images with missing blobs, and leases of other
     programs without expiry, which are deleted only with --include.
     """
-    from nodeagent.cli.gc import CollectOptions, collect_leaks  # noqa: PLC0415
+    from nodeagent.cli.gc import collect_leaks  # noqa: PLC0415
 
-    request = CollectOptions("leaks", config, dry_run, yes, output.value, kept, options.at_endpoint(endpoint), direct)
     collect_leaks(request, minimum_age=minimum_age, rooted=rooted, include=include or ())
+
+
+@options.with_collect_options("images", options.UNDO_WINDOW)
+def rmi(
+    images: Annotated[
+        list[str],
+        typer.Argument(metavar="IMAGE", help="Name, id or digest, or a name with *", autocompletion=image_names),
+    ],
+    *,
+    request: options.CollectOptions,
+) -> None:
+    """Remove the named images unless a rule keeps them.
+
+    An image is removed with all its names, at any usage of imagefs, as by 'gc images --only': the plan is printed and
+    confirmed first. Images in use, pinned, held, protected or younger than the minimum age are kept, and the reason is
+    printed; a removal cannot be forced. The exit code is 1 if no image is removed, 3 if an image is kept.
+    """
+    from nodeagent.api.requests import parse_patterns  # noqa: PLC0415
+    from nodeagent.cli.gc import collect  # noqa: PLC0415
+
+    collect(request._replace(only=parse_patterns(",".join(images)), is_named=True))
 
 
 @gc_app.command("undo", epilog=EPILOG)

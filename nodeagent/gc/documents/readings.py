@@ -24,6 +24,7 @@ from nodeagent.gc.documents.undo import UndoList
 from nodeagent.gc.pass_state import offered_window_s, plans_by_loop
 from nodeagent.gc.plan.explanation import explain
 from nodeagent.gc.plan.image_protection import describe_origins
+from nodeagent.gc.plan.image_users import similar_names
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.model.decision import ItemKind
 from nodeagent.pods.plan.deletion import check_pods
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from nodeagent.pods.plan.status import StatusWord
 
 _PAST_PASSES: Final = 5
-_MAX_SIMILAR: Final = 3
 
 
 async def preview_collection(agent: Agent, scope: Scope, patterns: Sequence[str] = ()) -> PreviewDocument:
@@ -96,13 +96,12 @@ async def explain_items(agent: Agent, name: str) -> ExplanationDocument:
         problem = ""
     except StoreError as error:
         past, problem = (), str(error)
-    tags = [each for image in preview.snapshot.images for each in image.repo_tags if each.endswith(f"/{name}")]
     return ExplanationDocument(
         asked=name,
         observed_at=preview.snapshot.observed_at,
         explanations=tuple(map(Explained.of_explanation, found)),
         past=tuple(PastRemoval.of(each, action) for each in past for action in each.actions),
-        similar=() if found or past else tuple(tags[:_MAX_SIMILAR]),
+        similar=() if found or past else similar_names(preview.snapshot.images, name),
         warnings=(problem,) if problem else (),
     )
 

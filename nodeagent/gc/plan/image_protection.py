@@ -41,6 +41,7 @@ from nodeagent.gc.plan.image_users import (
     is_named_like_pause,
     normalise,
     repository_of,
+    similar_names,
 )
 from nodeagent.last_result import keep_last_result
 from nodeagent.model.decision import NO_FAILURES, Reason, ReasonCode
@@ -483,9 +484,9 @@ def select_images(patterns: Iterable[str], images: Sequence[Image], index: Image
     for pattern in patterns:
         found = _selected_by(pattern, images, index)
         if not found:
-            raise UsageError(
-                f"no image on this node matches {pattern}; nothing was removed; 'nodeagent images' lists the names"
-            )
+            similar = similar_names(images, pattern)
+            hint = f"did you mean {' or '.join(similar)}?" if similar else "'nodeagent images' lists the names"
+            raise UsageError(f"no image on this node matches {pattern}; nothing was removed; {hint}")
         selected |= found
     return frozenset(selected)
 

@@ -158,6 +158,15 @@ class ImageIndex:
         return {self._by_id[bare] for bare in self._sorted_ids[start:end]}
 
 
+_MOST_SIMILAR: Final = 3
+
+
+def similar_names(images: Iterable[Image], name: str) -> tuple[str, ...]:
+    """Return the tags that end with ``/name``, such as ``registry.example/web:v1`` for ``web:v1``; at most three."""
+    found = [each for image in images for each in image.repo_tags if each.endswith(f"/{name}")]
+    return tuple(found[:_MOST_SIMILAR])
+
+
 class _Multimap:
     """Map from text to image ids; a list is created only for a second id, since most texts map to one id."""
 

@@ -57,6 +57,7 @@ LISTS: Final = {
 COMMANDS: Final = {
     **{name: (*name.removesuffix("-wide").split(), *(["-o", "wide"] if "wide" in name else [])) for name in LISTS},
     "images-tree": ("images", "--tree"),
+    "images-group": ("images", "--group"),
     "images-name": ("images", "-o", "name"),
     "images-quiet": ("images", "-q"),
     "images-removed": ("images", "--filter", "verdict!=remove", "--filter", "name=*payments*", "--sort-by", "-size"),

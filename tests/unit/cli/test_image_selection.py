@@ -150,3 +150,105 @@ async def test_member_may_preview_a_selection_but_not_remove_it(
     for given in ((), ("--yes",)):
         code, _, err = await say(capsys, "gc", "images", "--only", OLD[0], *given)
         assert (code, "requires root" in err, names(node)) == (2, True, ALL), err
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+@pytest.mark.parametrize(
+    ("named", "code", "removed", "kept"),
+    [
+        ((OLD[1],), 0, {OLD[1]}, {}),
+        ((OLD[1], OLD[2]), 0, {OLD[1], OLD[2]}, {}),
+        ((OLD[1], USED), 3, {OLD[1]}, {USED: "in use by 1 container"}),
+        ((USED, YOUNG), 1, set(), {USED: "in use by 1 container", YOUNG: "less than the minimum age"}),
+    ],
+    ids=["one", "two", "one-of-two", "none"],
+)
+async def test_rmi_removes_unused_images_and_states_the_reason_of_each_kept_one(
+    node: Node,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    named: tuple[str, ...],
+    code: int,
+    removed: set[str],
+    kept: dict[str, str],
+    form: str,
+) -> None:
+    node.sim.fill_to(50)
+    given = ("rmi", *named, "--config", str(node.config), "-o", form)
+    for mode, left in (("--dry-run", ALL), ("--yes", ALL - removed)):
+        ended, _, err = await say(capsys, *given, mode)
+        assert (ended, names(node)) == (code, left), err
+        refused = {line.split()[1]: line for line in err.splitlines() if " is kept: " in line}
+        assert refused.keys() == kept.keys()
+        assert all(words in refused[name] for name, words in kept.items()), err
+
+
+async def test_rmi_that_the_user_declines_removes_nothing_and_fails(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm", lambda _: False)
+    code, _, err = await say(capsys, "rmi", OLD[1], "--config", str(node.config))
+    assert (code, "nothing was removed" in err, names(node)) == (1, True, ALL)
+
+
+async def test_rmi_with_a_configured_dry_run_removes_nothing_and_fails(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.config.write_text(f"dry_run = true\n{node.config.read_text()}")
+    code, _, err = await say(capsys, "rmi", OLD[1], "--yes", "--config", str(node.config))
+    assert (code, "dry_run = true" in err, names(node)) == (1, True, ALL), err
+    code, _, err = await say(capsys, "rmi", OLD[1], "--yes", "--no-dry-run", "--config", str(node.config))
+    assert (code, names(node)) == (0, ALL - {OLD[1]}), err
+
+
+async def test_rmi_of_a_protected_image_keeps_it(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.config.write_text(f'{node.config.read_text()}\n[protect]\nimages = ["{OLD[1]}"]\n')
+    code, _, err = await say(capsys, "rmi", OLD[1], "--yes", "--config", str(node.config))
+    assert (code, f"{OLD[1]} is kept: protected" in err, names(node)) == (1, True, ALL), err
+
+
+async def test_rmi_finds_short_names_and_beginnings_of_ids(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    config = ("--yes", "--config", str(node.config))
+    hub = "docker.io/library/tool:latest"
+    node.sim.add_image(hub, layers=[Layer(hub, 1 << 20)], age_s=86_400)
+    assert (await say(capsys, "rmi", "tool", *config))[0] == 0
+    assert node.sim.resolve_image(hub) is None
+    image = node.sim.resolve_image(OLD[0])
+    assert image is not None
+    assert (await say(capsys, "rmi", image.removeprefix("sha256:")[:12], *config))[0] == 0
+    assert names(node) == ALL - {OLD[0]}
+
+
+async def test_unknown_name_with_the_end_of_a_known_one_is_an_error_with_the_known_one(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = await say(capsys, "rmi", "old:v1", "--yes", "--config", str(node.config))
+    assert (code, out, names(node)) == (2, "", ALL)
+    assert f"no image on this node matches old:v1; nothing was removed; did you mean {OLD[1]}?" in err
+
+
+async def test_minimum_gain_does_not_keep_selected_images(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.config.write_text(f'{node.config.read_text()}\n[image_gc]\nminimum_gain = "1Gi"\n')
+    code, _, err = await say(capsys, "rmi", OLD[1], "--yes", "--config", str(node.config))
+    assert (code, names(node)) == (0, ALL - {OLD[1]}), err
+
+
+async def test_rmi_has_no_option_that_weakens_a_keep_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--force", "-f", "--minimum-age=0s", "--high=1"):
+        code, _, err = await say(capsys, "rmi", OLD[1], option, "--yes")
+        assert (code, "No such option" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_text_on_the_undo_window_names_a_pass_that_frees_the_space(
+    node: Node, dry_run: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.config.write_text(
+        f'dry_run = {str(dry_run).lower()}\n{node.config.read_text()}\n[image_gc]\nundo_window = "1h"\n'
+    )
+    given = ("--no-dry-run",) if dry_run else ()
+    code, out, err = await say(capsys, "rmi", OLD[1], "--yes", *given, "--config", str(node.config))
+    assert code == 0, err
+    assert ("the first pass after that without dry_run frees them" in out) is dry_run, out
+    assert f"nodeagent gc images --yes{' --no-dry-run' if dry_run else ''}\n" in out

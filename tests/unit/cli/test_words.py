@@ -31,6 +31,7 @@ ACTING: Final = {
         "install",
         "uninstall",
         "shutdown",
+        "rmi",
     ),
     *("gc", "gc images", "gc containers", "gc all", "gc leaks", "gc undo", "hold", "hold add", "hold remove"),
 }
@@ -68,6 +69,8 @@ def test_mistyped_command_suggests_no_command_that_acts(path: str) -> None:
         (("gcc",), "no command 'gcc'\n"),
         (("ru",), "no command 'ru'\n"),
         (("prun",), "no command 'prun'\n"),
+        (("rm",), "no command 'rm'\n"),
+        (("rmii",), "no command 'rmii'\n"),
         (("gc", "image"), "no command 'gc image'\n"),
         (("hold", "lst"), "no command 'hold lst'; did you mean 'list'?"),
         (("prune", "image"), "no command 'gc image'\n"),
