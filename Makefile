@@ -11,7 +11,7 @@ PREFIX ?= /opt/nodeagent
 PARALLEL := --numprocesses auto --dist loadfile
 UNIT_TESTS := tests/unit tests/security --ignore tests/security/tenants
 CONTAINERD_TESTS := tests/integration tests/security/tenants
-# In CI, the processor time that the tests on containerd leave unused is for a minute of each fuzz target and, with
+# In CI, the processor time that the tests on containerd leave unused is for 20 s of each fuzz target and, with
 # NODE=beside, for the short node tests.
 BESIDE := $(if $(CI),$(BIN)/python -m tests.beside $(if $(filter beside,$(NODE)),--node))
 PYTHON ?= python3

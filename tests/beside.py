@@ -22,7 +22,7 @@ from tests.fuzz.targets import open_targets
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_SECONDS: Final = 60
+_SECONDS: Final = 20
 _SEED: Final = 1
 _LOWEST: Final = 19
 _OMITTED: Final = ("list-filter",)
