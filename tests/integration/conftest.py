@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol, Unpack
 import pytest
 
 from tests.support import reclaim
-from tests.support.containerd import VERSIONS, Containerd, LoopFs, Options, Version, live, unavailable
+from tests.support.containerd import VERSIONS, Containerd, Options, Version, live, unavailable
 from tests.support.required_part import RequiredPart
-from tests.support.worn_node import WornNode, wear
+from tests.support.worn_node import IMAGEFS, AgedImages, WornNode, age_images, wear
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,10 +107,19 @@ def containerd_factory(containerd_version: Version) -> Iterator[ContainerdFactor
     yield from _factory(containerd_version)
 
 
+@pytest.fixture(scope="session")
+def aged_images(containerd_version: Version) -> Iterator[AgedImages]:
+    """Return the images of worn nodes, which are imported once, on an image filesystem that the nodes copy."""
+    with Containerd(containerd_version, imagefs=IMAGEFS) as importer:
+        aged = age_images(importer)
+        importer.stop()
+        yield aged
+
+
 @pytest.fixture
-def worn(containerd_factory: ContainerdFactory) -> WornNode:
+def worn(containerd_factory: ContainerdFactory, aged_images: AgedImages) -> WornNode:
     """Return a node with used and unused images and dead pods, on a separate small image filesystem."""
-    return wear(containerd_factory(imagefs=LoopFs(420, "ext4")))
+    return wear(containerd_factory(imagefs=aged_images.imagefs, with_pause=False), aged=aged_images)
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import images
-from tests.support.containerd import LoopFs
 from tests.support.stacked import chain_ids
 from tests.support.worn_commands import nodeagent, tags
 from tests.support.worn_node import MIB, REGISTRY, USED_RUNNING, wear
 
 if TYPE_CHECKING:
     from tests.integration.conftest import ContainerdFactory
-    from tests.support.worn_node import WornNode
+    from tests.support.worn_node import AgedImages, WornNode
 
 pytestmark = pytest.mark.real
 
@@ -29,9 +28,9 @@ LAZY = (
 
 
 @pytest.fixture(scope="module")
-def worn(module_containerd_factory: ContainerdFactory) -> WornNode:
+def worn(module_containerd_factory: ContainerdFactory, aged_images: AgedImages) -> WornNode:
     """Return a node with used and unused images; each test adds further images."""
-    return wear(module_containerd_factory(imagefs=LoopFs(420, "ext4")))
+    return wear(module_containerd_factory(imagefs=aged_images.imagefs, with_pause=False), aged=aged_images)
 
 
 def build(node: WornNode, name: str, *, platforms: bool = False) -> images.Built:

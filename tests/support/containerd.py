@@ -38,6 +38,7 @@ class LoopFs:
     """A dedicated filesystem for containerd's root, in a sparse file; xfs and btrfs need 300 MiB or more.
 
     ``inodes`` is the number of inodes (ext4 only); ``reserved_percent`` is the share that ext4 reserves for root.
+    ``copy_of`` is the file of a filesystem that is copied instead, see :meth:`Containerd.checkpoint`.
     """
 
     size_mib: int = 512
@@ -45,8 +46,13 @@ class LoopFs:
     inodes: int | None = None
     reserved_percent: int = 5
     native_mib: int = 0  # size of another filesystem, for the snapshotter native
+    copy_of: Path | None = None
 
     def mount(self, file: Path, point: Path) -> None:
+        if self.copy_of is not None:
+            _run(["cp", "--sparse=always", str(self.copy_of), str(file)])
+            self.attach(file, point)
+            return
         with file.open("wb") as sparse:
             sparse.truncate(self.size_mib << 20)
         make = [f"mkfs.{self.kind}", "-q"]
@@ -254,8 +260,8 @@ class Containerd:
             if surplus:
                 os.posix_fallocate(file.fileno(), 0, surplus)
 
-    def checkpoint(self) -> None:
-        """Save a copy of the image filesystem for :meth:`rewind`; containerd is restarted.
+    def checkpoint(self) -> Path:
+        """Save a copy of the image filesystem for :meth:`rewind`, and return its file; containerd is restarted.
 
         Only for a containerd with a dedicated ``imagefs`` and without running sandboxes, since their mounts would keep
         the filesystem busy. The filesystem contains the whole state: images, container records and the state of the CRI
@@ -264,6 +270,7 @@ class Containerd:
         imagefs = self._detach()
         _run(["cp", "--sparse=always", str(self._imagefs_file), str(self._kept_file)])
         self._resume(imagefs)
+        return self._kept_file
 
     def rewind(self) -> None:
         """Restore the image filesystem from the checkpoint; containerd is restarted."""

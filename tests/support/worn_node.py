@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tests.support import images, reclaim
+from tests.support.containerd import LoopFs
 from tests.support.pods import link_log
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ PINNED = f"{REGISTRY}/shop/pinned:v1"
 USED_RUNNING = f"{REGISTRY}/shop/web:v6"
 USED_DEAD = f"{REGISTRY}/shop/worker:v3"
 USED_GONE = f"{REGISTRY}/batch/report:v2"
+IMAGEFS = LoopFs(420)
 SEPARATION_S = 8.0
 
 
@@ -63,16 +65,39 @@ class WornNode:
         return 100 - usage.f_bavail * 100 // usage.f_blocks
 
 
-def wear(containerd: Containerd, *, used_percent: int = 91) -> WornNode:
-    """Fill a newly started containerd with a dedicated image filesystem with the images and pods of a node in use."""
+@dataclass(frozen=True, slots=True)
+class AgedImages:
+    """Imported old images of a node.
+
+    Attributes:
+        imagefs: image filesystem with the images, for other nodes with a copy of it.
+        at: monotonic time after the import.
+    """
+
+    imagefs: LoopFs
+    at: float
+
+
+def age_images(containerd: Containerd) -> AgedImages:
+    """Import the old images into a newly started containerd with ``IMAGEFS``, and save a copy of the filesystem."""
+    _import_old_images(containerd)
+    imported_at = time.monotonic()
+    return AgedImages(replace(IMAGEFS, copy_of=containerd.checkpoint()), imported_at)
+
+
+def wear(containerd: Containerd, *, used_percent: int = 91, aged: AgedImages | None = None) -> WornNode:
+    """Fill a newly started containerd with a dedicated image filesystem with the images and pods of a node in use.
+
+    Without ``aged``, whose filesystem the containerd then has, the old images are imported.
+    """
     link_root = containerd.base / "containers"
     link_root.mkdir(exist_ok=True)
     config = containerd.base / "nodeagent.toml"
     config.write_text(_config(containerd, link_root))
     node = WornNode(containerd, config, containerd.pods())
-    containerd.import_images(images.write_oci(containerd.base / "old.tar", *_old_images()), pulled=True)
-    node.aged_at = time.monotonic()
-    containerd.ctr("images", "label", PINNED, "io.cri-containerd.pinned=pinned")
+    if aged is None:
+        _import_old_images(containerd)
+    node.aged_at = aged.at if aged else time.monotonic()
     _run_pods(node, link_root)
     reclaim.poll(
         "the images have aged",
@@ -86,6 +111,11 @@ def wear(containerd: Containerd, *, used_percent: int = 91) -> WornNode:
     usage = os.statvfs(containerd.root)
     containerd.fill(usage.f_blocks * usage.f_frsize * (100 - used_percent) // 100)
     return node
+
+
+def _import_old_images(containerd: Containerd) -> None:
+    containerd.import_images(images.write_oci(containerd.base / "old.tar", *_old_images()), pulled=True)
+    containerd.ctr("images", "label", PINNED, "io.cri-containerd.pinned=pinned")
 
 
 def _old_images() -> list[images.Image]:
