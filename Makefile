@@ -74,9 +74,10 @@ campaign-relief: ## as root: shortages that evictions cannot end, on a real cont
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest --timeout 0 tests/integration/test_eviction_relief.py
 
-campaign-needed-space: ## as root: reclaim and gc all on RUNS random stores (40) of a real containerd; predictions are compared with measurements
+campaign-needed-space: ## as root: reclaim and gc all on RUNS random stores (40), and removals of RUNS random sets of images, of a real containerd; predictions are compared with measurements
 	@.ci/setup dev real
-	NODEAGENT_TEST_RUNS=$(or $(RUNS),40) $(BIN)/python -m pytest --timeout 0 -s tests/integration/test_needed_space.py -m campaign
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),40) $(BIN)/python -m pytest --timeout 0 -s -m campaign \
+		tests/integration/test_needed_space.py tests/integration/test_freed_bytes.py
 
 campaign-disk-usage: ## as root: du on RUNS random stores (40) of each containerd, on ext4, xfs and btrfs; every planted item is compared
 	@.ci/setup dev real
