@@ -14,6 +14,9 @@ CONTAINERD_TESTS := tests/integration tests/security/tenants
 # In CI, the processor time that the tests on containerd leave unused is for 20 s of each fuzz target and, with
 # NODE=beside, for the short node tests.
 BESIDE := $(if $(CI),$(BIN)/python -m tests.beside $(if $(filter beside,$(NODE)),--node))
+# The disk of the node tests is built beside the unit tests: a mount namespace of the build keeps copies of mounts, whose
+# loop devices the tests on containerd could not remove.
+NODE_DISK := $(if $(filter beside,$(NODE)),$(BIN)/python -c 'from tests.support import vm; vm.ensure_disk()' &)
 PYTHON ?= python3
 # Isolated interpreter with the modules of this checkout, since those of an installed version may lack the checks.
 FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: needs Python 3.11 or newer, see PYTHON=");
@@ -35,6 +38,7 @@ demo: ## tour of preview, run, explain, undo and rehearsals: on a temporary real
 
 test: ## set up and run all checks and tests of this machine; skipped tests are listed with the reason
 	@.ci/setup protos real
+	$(NODE_DISK)
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest $(UNIT_TESTS) $(PARALLEL)
 	$(BESIDE) $(BIN)/python -m pytest $(CONTAINERD_TESTS) tests/cluster

@@ -39,7 +39,7 @@ def daemon(node: WornNode, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         finally:
             if process.poll() is None:
                 process.terminate()
-                assert process.wait(timeout=15) == 0
+                assert process.wait(timeout=60) == 0
 
 
 def events(log: Path, name: str) -> list[Document]:

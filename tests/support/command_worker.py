@@ -69,7 +69,7 @@ class CommandWorker:
     def __exit__(self, *_: object) -> None:
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
         if self._process.stdout is not None:
             self._process.stdout.close()
 

@@ -23,8 +23,8 @@ from tests.support.system_command import environment, find_missing, run
 Version = Literal["host", "1.7", "2.1"]
 VERSIONS: tuple[Version, ...] = ("host", "1.7", "2.1")
 
-_START_S = 30.0
-_STOP_S = 15.0
+_START_S = 60.0
+_STOP_S = 60.0
 _LOG_TAIL_BYTES = 16 << 10
 _live: dict[Path, Containerd] = {}
 

@@ -234,7 +234,7 @@ interval = "1s"
             finally:
                 if process.poll() is None:
                     process.terminate()
-                    assert process.wait(timeout=20) == 0
+                    assert process.wait(timeout=60) == 0
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
         """Return the log events with a name; without a name, return all events."""

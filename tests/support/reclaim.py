@@ -26,7 +26,7 @@ CGROUP_PREFIX = "nodeagent-"
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _MNT_DETACH = 2
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0  # a copy of a mount in the namespace of another process keeps its loop device
 
 
 class ReclaimError(Exception):
@@ -214,6 +214,8 @@ def _detach_loops(base: Path) -> None:
     except TimeoutError:
         for device in loops(base):
             subprocess.run(["losetup", "-d", device], check=False)
+        with contextlib.suppress(TimeoutError):
+            poll("loop devices are detached", lambda: not loops(base))
 
 
 def _remove_cgroup(path: str) -> None:
