@@ -35,6 +35,19 @@ def _swept() -> None:
         print(f"removed leftovers of an earlier run in {base}", file=sys.stderr)
 
 
+def remove_pods(node: vm.Node) -> None:
+    """Stop and remove all pods of a node."""
+    node.python(
+        "from pathlib import Path\n"
+        "from tests.support.pods import Pods\n"
+        "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/var/log/pods')) as pods:\n"
+        "    for sandbox in pods.list_sandboxes():\n"
+        "        pods.call('StopPodSandbox', {'pod_sandbox_id': sandbox.id})\n"
+        "        pods.call('RemovePodSandbox', {'pod_sandbox_id': sandbox.id})\n",
+        timeout_s=120,
+    )
+
+
 @pytest.fixture(scope="session")
 def disk() -> vm.Disk:
     """Return the disk with this checkout installed; nodes boot copies of this disk."""

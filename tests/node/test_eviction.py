@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.node.conftest import APP
+from tests.node.conftest import APP, remove_pods
 from tests.support import hogs, images, reclaim, vm
 
 if TYPE_CHECKING:
@@ -78,15 +78,7 @@ def _clean(node: Node) -> Iterator[None]:
     """Stop the agent and remove all pods after each test."""
     yield
     node.run("systemctl stop nodeagent", check=False, timeout_s=60)
-    node.python(
-        "from pathlib import Path\n"
-        "from tests.support.pods import Pods\n"
-        "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/var/log/pods')) as pods:\n"
-        "    for sandbox in pods.list_sandboxes():\n"
-        "        pods.call('StopPodSandbox', {'pod_sandbox_id': sandbox.id})\n"
-        "        pods.call('RemovePodSandbox', {'pod_sandbox_id': sandbox.id})\n",
-        timeout_s=120,
-    )
+    remove_pods(node)
 
 
 def start(node: Node, eviction: str, command: str = "systemctl start nodeagent") -> None:
@@ -94,7 +86,7 @@ def start(node: Node, eviction: str, command: str = "systemctl start nodeagent")
     node.put("/etc/nodeagent/config.toml", f"{BASE}[eviction]\n{eviction}\n")
     node.run("journalctl --rotate && journalctl --vacuum-time=1s", check=False)
     node.run(command, timeout_s=120)
-    reclaim.poll("loop runs", lambda: bool(events(node, "eviction_monitoring_started")), timeout_s=120, interval_s=0.2)
+    reclaim.poll("loop runs", lambda: bool(events(node, "eviction_monitoring_started")), timeout_s=120, interval_s=1)
 
 
 def events(node: Node, name: str) -> list[dict[str, Any]]:
@@ -105,7 +97,7 @@ def events(node: Node, name: str) -> list[dict[str, Any]]:
 
 def wait_for(node: Node, name: str, count: int = 1, timeout_s: float = 60) -> list[dict[str, Any]]:
     try:
-        reclaim.poll(f"{count} x {name}", lambda: len(events(node, name)) >= count, timeout_s=timeout_s, interval_s=0.3)
+        reclaim.poll(f"{count} x {name}", lambda: len(events(node, name)) >= count, timeout_s=timeout_s, interval_s=1)
     except TimeoutError:
         print(journal(node), node.run("nodeagent pressure", check=False).stdout)
         raise
@@ -155,7 +147,7 @@ def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
             resources={"memory_limit_in_bytes": 900 * MIB},
         )
     )
-    reclaim.poll("the pod has allocated its memory", lambda: available_mib(node) < 420, timeout_s=60, interval_s=0.3)
+    reclaim.poll("the pod has allocated its memory", lambda: available_mib(node) < 420, timeout_s=60, interval_s=1)
     start(node, 'hard = "memory.available<200Mi"\npressure_transition_period = "5s"')
     begin(node, growing)
     (evicted,) = wait_for(node, "evicted")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.node.conftest import APP
+from tests.node.conftest import APP, remove_pods
 from tests.support import images, reclaim, vm
 
 if TYPE_CHECKING:
@@ -121,29 +121,31 @@ def test_journal_of_a_running_node_is_readable(node: Node) -> None:
     assert (entry.message, entry.priority, entry.unit) == ("a line of the test", 4, "proof.service")
 
 
-def test_power_off_waits_for_inhibitor_locks_and_keeps_the_journal(disk: Disk) -> None:
-    with vm.Node.boot(disk, memory_mib=1024) as node:
-        node.import_images(vm.pause_image(), images.image(APP))
-        node.run_pods(vm.Pod("last", APP))
-        holder = "systemd-inhibit --mode=delay --what=shutdown --who=proof --why=test"
-        # The lock is released after the test has observed the start of the shutdown on the node.
-        node.run(f"systemd-run --unit holder {holder} sh -c 'until [ -e /run/seen ]; do sleep 0.1; done'")
-        reclaim.poll("the lock is held", lambda: "proof" in node.run("systemd-inhibit --list").stdout, timeout_s=30)
-        node.run("systemctl poweroff")
-        preparing = "busctl get-property org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager"
-        reclaim.poll("logind prepares", lambda: "true" in node.run(f"{preparing} PreparingForShutdown").stdout)
-        node.run("logger --tag proof seen; touch /run/seen")
-        node.wait_off()
+def test_power_off_waits_for_inhibitor_locks_and_keeps_the_journal(node: Node) -> None:
+    """The last test on the node of the module."""
+    remove_pods(node)
+    node.run_pods(vm.Pod("last", APP))
+    holder = "systemd-inhibit --mode=delay --what=shutdown --who=proof --why=test"
+    # The lock is released after the test has observed the start of the shutdown on the node.
+    node.run(f"systemd-run --unit holder {holder} sh -c 'until [ -e /run/seen ]; do sleep 0.1; done'")
+    reclaim.poll(
+        "the lock is held", lambda: "proof" in node.run("systemd-inhibit --list").stdout, timeout_s=30, interval_s=1
+    )
+    node.run("systemctl poweroff")
+    preparing = "busctl get-property org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager"
+    reclaim.poll("logind prepares", lambda: "true" in node.run(f"{preparing} PreparingForShutdown").stdout)
+    node.run("logger --tag proof seen; touch /run/seen")
+    node.wait_off()
 
-        assert not node.running
-        with pytest.raises(vm.NodeOffError):
-            node.run("true")
-        assert "reboot: Power down" in node.console
-        messages = [entry.message for entry in node.journal()]
-        position = messages.index("seen")
-        assert "Reached target multi-user.target - Multi-User System." in messages[:position]
-        assert "Reached target poweroff.target - System Power Off." in messages[position:]
-        assert node.read_disk("/etc/hostname") == b"node-1\n"
+    assert not node.running
+    with pytest.raises(vm.NodeOffError):
+        node.run("true")
+    assert "reboot: Power down" in node.console
+    messages = [entry.message for entry in node.journal()]
+    position = messages.index("seen")
+    assert "Reached target multi-user.target - Multi-User System." in messages[:position]
+    assert "Reached target poweroff.target - System Power Off." in messages[position:]
+    assert node.read_disk("/etc/hostname") == b"node-1\n"
 
 
 @pytest.mark.long
