@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # No deadline: on a shared machine an example can run ten times as long as usual. The examples of a test depend only on
 # the test, so that its result is not a matter of luck; the profile of make campaign-properties searches for new ones.
 settings.register_profile("fast", max_examples=20, derandomize=True, deadline=None)
-settings.register_profile("ci", max_examples=200, derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("ci", max_examples=50, derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("search", max_examples=200, deadline=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "fast")
 
