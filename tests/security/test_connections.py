@@ -142,7 +142,7 @@ def test_lack_of_file_descriptors_is_logged_once(attacker: Attacker, tmp_path: P
         with ExitStack() as clients:
             for _ in range(CONNECTIONS):
                 client = clients.enter_context(socket.socket(socket.AF_UNIX))
-                client.settimeout(5)
+                client.settimeout(30)
                 client.connect(str(daemon.control_socket))
             poll("refusal", lambda: "cannot accept connections: Too many open files" in daemon.log.read_text())
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
@@ -153,7 +153,7 @@ def test_lack_of_file_descriptors_is_logged_once(attacker: Attacker, tmp_path: P
 
 def answers(daemon: SimulatedDaemon) -> bool:
     try:
-        ControlClient(daemon.control_socket).call("Version", {}, within_s=5)
+        ControlClient(daemon.control_socket).call("Version", {}, within_s=30)
     except NodeAgentError:
         return False
     return True

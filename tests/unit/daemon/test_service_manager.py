@@ -49,7 +49,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> None:
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.bind(str(tmp_path / "notify"))
-        made.settimeout(5)
+        made.settimeout(30)
         yield made
 
 

@@ -212,7 +212,7 @@ async def test_end_of_the_loop_cancels_a_list_in_progress(tmp_path: Path) -> Non
 
     node.read_pods = hang  # type: ignore[method-assign] # read when the loop is composed
     run = asyncio.ensure_future(node.loop(triggers=PressureTriggers(print, root=tmp_path)).run(asyncio.Event()))
-    await asyncio.wait_for(started.wait(), 5)
+    await asyncio.wait_for(started.wait(), 30)
     run.cancel()
-    await asyncio.wait({run}, timeout=5)
+    await asyncio.wait({run}, timeout=30)
     assert cancelled.is_set()

@@ -42,7 +42,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
     address = str(tmp_path / "notify") if request.param == "path" else f"@nodeagent-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(f"\0{address[1:]}" if address.startswith("@") else address)
-        listener.settimeout(5)
+        listener.settimeout(30)
         yield listener, address
 
 

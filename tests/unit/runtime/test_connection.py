@@ -148,7 +148,7 @@ async def test_connection_is_reopened_after_a_runtime_restart(socket: Path, conn
         assert (await client.version()).name == "fake"
     with pytest.raises(RuntimeUnavailableError):
         await client.version()
-    async with serving(socket, *cri_handlers(fake)), asyncio.timeout(5):
+    async with serving(socket, *cri_handlers(fake)), asyncio.timeout(30):
         while True:
             try:
                 assert (await client.version()).name == "fake"

@@ -46,9 +46,9 @@ async def call() -> AsyncIterator[Caller]:
         metadata = [("containerd-namespace", namespace)] if namespace else []
         if answer.__name__ in {"ListContentResponse", "ListSnapshotsResponse", "ReadContentResponse"}:
             stream = channel.unary_stream(method, type(request).SerializeToString, answer.FromString)
-            return [item async for item in stream(request, timeout=5, metadata=metadata)]
+            return [item async for item in stream(request, timeout=30, metadata=metadata)]
         rpc = channel.unary_unary(method, type(request).SerializeToString, answer.FromString)
-        return [await rpc(request, timeout=5, metadata=metadata)]
+        return [await rpc(request, timeout=30, metadata=metadata)]
 
     yield make
     for channel in channels.values():

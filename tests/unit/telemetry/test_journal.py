@@ -34,7 +34,7 @@ def decode(raw: bytes) -> dict[str, str]:
 def receiver(tmp_path: Path) -> socket.socket:
     receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     receiving.bind(str(tmp_path / "journal"))
-    receiving.settimeout(5)
+    receiving.settimeout(30)
     return receiving
 
 
