@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from tests.fuzz.target import Target
 
 INPUTS = {
-    "http": 15_000,
-    "request": 60_000,
-    "document": 60_000,
-    "saved-plan": 10_000,
-    "hold-file": 10_000,
-    "list-filter": 20_000,
+    "http": 3_000,
+    "request": 10_000,
+    "document": 10_000,
+    "saved-plan": 2_000,
+    "hold-file": 2_000,
+    "list-filter": 5_000,
     "api-server": 150,
     "manifest": 300,
     "kubelet-pods": 1_000,
@@ -35,7 +35,7 @@ INPUTS = {
     "containerd-config": 300,
     "runtime": 1_000,
     "image-graph": 100,
-    "terminal": 2_000,
+    "terminal": 500,
     "journal": 2_000,
 }
 GROWTH_MIB = 32
