@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real
 
-ROUNDS = int(os.environ.get("NODEAGENT_TEST_RUNS", "5"))
+ROUNDS = int(os.environ.get("NODEAGENT_TEST_RUNS", "2"))
 SEED = int(os.environ.get("NODEAGENT_TEST_SEED", "0"))
 REMOVALS = os.environ.get("NODEAGENT_TEST_REMOVAL", "agent").split(",")
 OTHERS = {"at-once": races.remove_at_once, "one-by-one": races.remove_one_by_one, "kubelet": races.remove_as_kubelet}
