@@ -167,7 +167,7 @@ def hardened(node: Node) -> Iterator[Node]:
     """Return the node with the unit installed as it is, and not started."""
     node.run("systemctl stop nodeagent", check=False, timeout_s=60)
     node.put("/etc/systemd/system/nodeagent.service", ROOT / "systemd/nodeagent.service")
-    node.run("systemctl daemon-reload")
+    node.run("rm -rf /run/systemd/system/nodeagent.service.d && systemctl daemon-reload")
     node.import_images(images.image(APP))  # removed as unused by the first tests
     yield node
     node.run("systemctl stop nodeagent", check=False)
