@@ -23,7 +23,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.installation import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-disk-usage campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image format clean
+.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-disk-usage campaign-forecast campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -94,6 +94,10 @@ fuzz: ## fuzz all inputs of other users and programs for MINUTES (30), guided by
 	@.ci/setup dev
 	@$(BIN)/python -I -m pip install --quiet --disable-pip-version-check --group fuzz || echo "fuzz: without atheris"
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),30)
+
+campaign-forecast: ## backtest of the forecast with RUNS seeds (30) of each course, beside predict_linear; prints tables
+	@.ci/setup dev
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),30) $(BIN)/python -m pytest --timeout 0 -s tests/unit/trend/test_backtest.py -m campaign
 
 campaign-kill: ## as root: passes killed by SIGKILL on a real containerd, RUNS times (200)
 	@.ci/setup dev real

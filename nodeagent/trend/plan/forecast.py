@@ -1,0 +1,367 @@
+"""Time until each threshold of a resource is met, as a range, and the parts that grow.
+
+The rate is the median of the slopes between all pairs of 64 medians of a window (Theil and Sen); in a window of two
+days or more only between equal times of day, of two weeks or more only between equal times of the week. The window is
+the whole history, or the recent part of it in which the rate differs from any earlier rate: an ordinary morning, log
+rotation or batch job has occurred before and is no new trend. Up to two isolated steps are excluded; more of them are a
+part of the trend.
+
+The error is estimated from the past deviations of the change over a quarter of the window, and grows with the time to
+the threshold. A rate within twice its error is no trend.
+
+Source: Theil 1950, Sen 1968; Hirsch, Slack and Smith 1982 (slopes within a season).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from itertools import pairwise
+from math import inf, sqrt
+from statistics import median
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+MINIMUM_S: Final = 900.0
+"""Shortest observed time with a forecast, and maximum age of the newest reading."""
+HORIZON_S: Final = 90 * 86400.0
+"""Longest forecast; a later time is no trend."""
+_DAY_S: Final = 86400.0
+_BINS: Final = 64
+_SHORTEST_WINDOW_S: Final = _DAY_S / 64
+_FEWEST_MEDIANS: Final = 8
+_TREND_ERRORS: Final = 2.0
+"""Smallest rate of a trend, in standard errors."""
+_RANGE_ERRORS: Final = 2.6
+"""Half of the range in standard errors: about 90 % for an error that is estimated from four parts of a window."""
+_RATE_CHANGE: Final = 0.2
+"""Relative change of the rate in the future that a range always includes."""
+_WIDEST: Final = 0.9
+"""Relative error from which the range has an open end."""
+_COLLECTED: Final = 0.01
+"""Fall of use and of the freeable amount between two readings, relative to the use, that is a collection."""
+_STEP: Final = 8.0
+"""Smallest step in typical deviations of the slope between neighbours."""
+
+_Point = tuple[float, float]
+"""Seconds relative to the time of the forecast, never positive, and an amount."""
+
+
+class Sample(NamedTuple):
+    """Reading of one resource.
+
+    Attributes:
+        at: aware time of the reading.
+        used: amount in use, such as bytes or inodes.
+        freeable: part of it that collection can free; 0 if unknown.
+        parts: amounts in use by category, pod, image repository or host path; may be empty.
+        new_start: whether the interval before this reading is excluded, such as after a step of the clock.
+    """
+
+    at: datetime
+    used: float
+    freeable: float
+    parts: Mapping[str, float] = MappingProxyType({})
+    new_start: bool = False
+
+
+class Threshold(NamedTuple):
+    """Amount in use with a consequence.
+
+    Attributes:
+        name: ``collection``, ``soft``, ``hard`` or ``full``.
+        used: amount in use at which the threshold is met.
+        after_collection: whether only the amount counts that collection cannot free.
+    """
+
+    name: str
+    used: float
+    after_collection: bool
+
+
+class Outlook(StrEnum):
+    """Kind of a forecast. The values are part of the JSON output; existing values never change."""
+
+    RANGE = "range"
+    REACHED = "reached"
+    NO_TREND = "no-trend"
+    UNKNOWN = "unknown"
+
+
+class Forecast(NamedTuple):
+    """Time until a threshold is met.
+
+    Attributes:
+        threshold: the threshold.
+        outlook: kind of the forecast.
+        earliest_s: start of the range in seconds from now; ``None`` without a range.
+        expected_s: most probable time; ``None`` without a range.
+        latest_s: end of the range; ``None`` without a range, or if the end is open.
+        rate_per_s: growth per second; ``None`` without a range.
+        observed_s: seconds covered by the readings, without excluded intervals; 0 if the newest reading is too old.
+    """
+
+    threshold: Threshold
+    outlook: Outlook
+    earliest_s: float | None = None
+    expected_s: float | None = None
+    latest_s: float | None = None
+    rate_per_s: float | None = None
+    observed_s: float = 0.0
+
+
+class Growth(NamedTuple):
+    """Part that grows.
+
+    Attributes:
+        part: name of the part; empty for growth that no part explains.
+        rate_per_s: growth per second.
+        share: share of the sum of all growing parts.
+    """
+
+    part: str
+    rate_per_s: float
+    share: float
+
+
+class _Trend(NamedTuple):
+    """Line through the readings of a window.
+
+    Attributes:
+        window_s: length of the window.
+        rate: slope per second.
+        error: standard error of the rate.
+        spread: deviation of the change over ``lag_s`` from the rate.
+        lag_s: seconds of such a change.
+        level: height of the line now.
+        peak: height of recent peaks above the line.
+    """
+
+    window_s: float
+    rate: float
+    error: float
+    spread: float
+    lag_s: float
+    level: float
+    peak: float
+
+    @property
+    def grows(self) -> bool:
+        """Whether growth is distinguishable from none."""
+        return self.rate > _TREND_ERRORS * self.error
+
+
+def forecast(samples: Sequence[Sample], thresholds: Sequence[Threshold], now: datetime) -> tuple[Forecast, ...]:
+    """Return the forecast for each threshold, in the given order.
+
+    Args:
+        samples: readings in the order of recording, at any intervals.
+        thresholds: thresholds of this resource.
+        now: time of the forecast, on the clock of the newest reading.
+    """
+    observed_s = _observed_s(samples, now)
+    if not observed_s:
+        return tuple(Forecast(each, Outlook.UNKNOWN) for each in thresholds)
+    trends = {
+        after_collection: _trend(_series(samples, now, _kept if after_collection else _used))
+        for after_collection in {each.after_collection for each in thresholds if observed_s >= MINIMUM_S}
+    }
+    forecasts = []
+    for each in thresholds:
+        amount = _kept(samples[-1]) if each.after_collection else samples[-1].used
+        trend = trends.get(each.after_collection)
+        if amount >= each.used:
+            result = Forecast(each, Outlook.REACHED)
+        elif trend is None:
+            result = Forecast(each, Outlook.UNKNOWN)
+        else:
+            result = _reached(each, trend)
+        forecasts.append(result._replace(observed_s=observed_s))
+    return tuple(forecasts)
+
+
+def growth(samples: Sequence[Sample], now: datetime) -> tuple[Growth, ...]:
+    """Return the growing parts of the use, fastest first, ties by name; growth that no part explains is last.
+
+    The rates are those of the window of the forecast after collection. Empty without growth or with too few readings.
+    """
+    if _observed_s(samples, now) < MINIMUM_S or not (trend := _trend(_series(samples, now, _kept))):
+        return ()
+    names = {part for sample in samples for part in sample.parts}
+    fits = {part: _fit(_series(samples, now, _amount_of(part)), trend.window_s) for part in names}
+    rates = {part: fit.rate for part, fit in fits.items() if fit is not None and fit.grows}
+    parts = sorted(rates, key=lambda part: (-rates[part], part))
+    used = _fit(_series(samples, now, _net), trend.window_s)
+    if used is not None and (remainder := used.rate - sum(rates.values())) > _TREND_ERRORS * used.error:
+        rates[""] = remainder
+        parts.append("")
+    return tuple(Growth(part, rates[part], rates[part] / sum(rates.values())) for part in parts)
+
+
+def _reached(threshold: Threshold, trend: _Trend) -> Forecast:
+    distance = max(0.0, threshold.used - trend.level - trend.peak)
+    if not trend.grows or distance > HORIZON_S * trend.rate:
+        return Forecast(threshold, Outlook.NO_TREND)
+    expected_s = distance / trend.rate
+    deviation = sqrt((trend.error * expected_s) ** 2 + trend.spread**2 * expected_s / trend.lag_s)
+    error = sqrt((_RANGE_ERRORS * deviation / distance) ** 2 + _RATE_CHANGE**2) if distance else inf
+    half_peak_s = trend.peak / 2 / trend.rate
+    return Forecast(
+        threshold,
+        Outlook.RANGE,
+        max(0.0, expected_s - half_peak_s) / (1 + error),
+        expected_s,
+        (expected_s + half_peak_s) / (1 - error) if error < _WIDEST else None,
+        trend.rate,
+    )
+
+
+def _observed_s(samples: Sequence[Sample], now: datetime) -> float:
+    if not samples or (now - samples[-1].at).total_seconds() > MINIMUM_S:
+        return 0.0
+    return sum((after.at - before.at).total_seconds() for before, after in pairwise(samples) if not after.new_start)
+
+
+def _kept(sample: Sample) -> float:
+    return sample.used - sample.freeable
+
+
+def _used(sample: Sample) -> float:
+    return sample.used
+
+
+def _net(sample: Sample) -> float:
+    """Return the raw use, for the growth including collections."""
+    return sample.used
+
+
+def _amount_of(part: str) -> Callable[[Sample], float]:
+    return lambda sample: sample.parts.get(part, 0.0)
+
+
+def _series(samples: Sequence[Sample], now: datetime, amount: Callable[[Sample], float]) -> list[_Point]:
+    """Return the amounts, oldest first, without the time of excluded intervals and without their change.
+
+    The raw use also excludes the change by a collection, since the next collection depends on the growth until then.
+    """
+    after = samples[-1]
+    points = [((after.at - now).total_seconds(), amount(after))]
+    excluded_s = excluded = 0.0
+    for before in reversed(samples[:-1]):
+        if after.new_start:
+            excluded_s += (after.at - before.at).total_seconds()
+        if after.new_start or (amount is _used and _is_collection(before, after)):
+            excluded += amount(after) - amount(before)
+        points.append(((before.at - now).total_seconds() + excluded_s, amount(before) + excluded))
+        after = before
+    points.reverse()
+    return points
+
+
+def _is_collection(before: Sample, after: Sample) -> bool:
+    return min(before.freeable - after.freeable, before.used - after.used) > _COLLECTED * before.used
+
+
+def _medians(points: Sequence[_Point], width_s: float) -> dict[int, float]:
+    """Return the median amounts by age in multiples of a width, oldest first."""
+    groups: dict[int, list[float]] = {}
+    for at_s, amount in points:
+        groups.setdefault(int(-at_s / width_s), []).append(amount)
+    return {age: median(amounts) if len(amounts) > 1 else amounts[0] for age, amounts in groups.items()}
+
+
+def _trend(points: Sequence[_Point]) -> _Trend | None:
+    """Return the trend since the last change of the rate; ``None`` with too few readings.
+
+    A longer window with a slightly larger error is preferred, since the rate of the last minutes may be a passing one.
+    """
+    windows, medians = [_SHORTEST_WINDOW_S], [_medians(points, _SHORTEST_WINDOW_S / 16)]
+    while windows[-1] < -points[0][0]:
+        halves = [(-(age + 0.5) * windows[-1] / 16, amount) for age, amount in medians[-1].items()]
+        windows.append(2 * windows[-1])
+        medians.append(_medians(halves, windows[-1] / 16))
+    for count in range(len(windows) - 1, 0, -1):
+        if _has_new_rate(medians[count - 1]):
+            fits = [fit for window_s in windows[:count] if (fit := _fit(points, window_s))]
+            largest = 2 * min((fit.error for fit in fits), default=0.0)
+            return next((fit for fit in reversed(fits) if fit.error <= largest), None)
+    return _fit(points, windows[-1])
+
+
+def _has_new_rate(medians: Mapping[int, float]) -> bool:
+    """Return whether the median change over a quarter of a window is far from any earlier change over this time.
+
+    The medians are those of sixteenths of the window, and of the same intervals before the window.
+    """
+    changes = {age: amount - medians[age + 4] for age, amount in medians.items() if age + 4 in medians}
+    recent = [change for age, change in changes.items() if age < 12]
+    earlier = [change for age, change in changes.items() if age >= 16]
+    if len(recent) < 6 or len(earlier) < 4:
+        return False
+    typical, change = median(earlier), median(recent)
+    lowest, highest = min(earlier), max(earlier)
+    return not lowest - (typical - lowest) / 2 <= change <= highest + (highest - typical) / 2
+
+
+def _fit(points: Sequence[_Point], window_s: float) -> _Trend | None:
+    """Return the line through the readings of a window that ends now; ``None`` with too few readings."""
+    points = [point for point in points if point[0] > -window_s]
+    if len(points) < _FEWEST_MEDIANS:
+        return None
+    interval_s = median(after[0] - before[0] for before, after in pairwise(points))
+    width_s = max(window_s / _BINS, interval_s)
+    medians = _without_steps(_medians(points, width_s))
+    oldest, newest = max(medians), min(medians)
+    count = oldest - newest + 1
+    season = next((round(each / width_s) for each in (7 * _DAY_S, _DAY_S) if count * width_s >= 2 * each), 1)
+    slopes = [
+        (medians[age] - medians[before]) / (before - age)
+        for age in medians
+        for before in range(age + season, oldest + 1, season)
+        if before in medians
+    ]
+    lag = max(1, round(count / 4 / season)) * season
+    if len(medians) < _FEWEST_MEDIANS or len(slopes) < _FEWEST_MEDIANS:
+        return None
+    slope = median(slopes)
+    deviations = [medians[age] - medians[age + lag] - slope * lag for age in medians if age + lag in medians]
+    if len(deviations) < 4:
+        return None
+    spread = sqrt(sum(each**2 for each in deviations) / len(deviations))
+    recent = newest + (season if season > 1 else max(4, count // 4))
+    level = median(amount + slope * (age + 0.5) for age, amount in medians.items() if age < recent)
+    rate = slope / width_s
+    heights = sorted(amount - rate * at_s - level for at_s, amount in points if at_s > -recent * width_s)
+    return _Trend(
+        window_s,
+        rate,
+        error=spread / sqrt(lag * count) / width_s,
+        spread=spread,
+        lag_s=lag * width_s,
+        level=level,
+        peak=max(0.0, heights[int(0.98 * (len(heights) - 1))]),
+    )
+
+
+def _without_steps(medians: Mapping[int, float]) -> dict[int, float]:
+    """Return the medians without up to two steps up and one down, at the height of the newest; else unchanged.
+
+    One step down may be a manual removal; the second one is a sawtooth, such as log rotation.
+    """
+    neighbours = list(pairwise(medians))  # each older than the next
+    slopes = [(medians[after] - medians[before]) / (before - after) for before, after in neighbours]
+    typical = median(slopes)
+    limit = _STEP * 1.5 * median(abs(slope - typical) for slope in slopes)
+    steps = [0 if abs(slope - typical) <= limit else 1 if slope > typical else -1 for slope in slopes]
+    starts = [step for before, step in pairwise([0, *steps]) if step != before]
+    if starts.count(1) > 2 or starts.count(-1) > 1:
+        return dict(medians)
+    height = 0.0
+    changed = {}
+    for (before, after), slope, step in reversed(list(zip(neighbours, slopes, steps, strict=True))):
+        if step:
+            height += (slope - typical) * (before - after)
+        changed[before] = medians[before] + height
+    changed[neighbours[-1][1]] = medians[neighbours[-1][1]]
+    return changed

@@ -1,0 +1,215 @@
+"""Forecast of one resource: kinds of forecasts, excluded intervals, steps, cycles, and the parts that grow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+import pytest
+
+from nodeagent.trend.plan.forecast import Forecast, Growth, Outlook, Sample, Threshold, forecast, growth
+
+T0 = datetime(2026, 3, 2, tzinfo=UTC)
+HOUR = 60  # minutes
+DAY = 24 * HOUR
+HARD = Threshold("hard", 95.0, after_collection=True)
+COLLECTION = Threshold("collection", 85.0, after_collection=False)
+
+
+def readings(
+    minutes: int,
+    used: Callable[[int], float],
+    *,
+    every: int = 1,
+    freeable: Callable[[int], float] = lambda _: 0.0,
+    parts: Mapping[str, Callable[[int], float]] | None = None,
+) -> list[Sample]:
+    """Return readings with a noise of 0.05."""
+    noise = Random(1)
+    return [
+        Sample(
+            T0 + timedelta(minutes=minute),
+            used(minute) + noise.gauss(0, 0.05),
+            freeable(minute),
+            {name: amount(minute) for name, amount in (parts or {}).items()},
+        )
+        for minute in range(0, minutes + 1, every)
+    ]
+
+
+def forecast_of(samples: list[Sample], threshold: Threshold = HARD) -> Forecast:
+    return forecast(samples, [threshold], samples[-1].at)[0]
+
+
+def hours(seconds: float | None) -> float:
+    assert seconds is not None
+    return seconds / 3600
+
+
+def test_steady_growth_has_a_range_around_the_remaining_time() -> None:
+    result = forecast_of(readings(10 * HOUR, lambda minute: 45 + minute / 30))
+    assert result.outlook is Outlook.RANGE
+    assert hours(result.expected_s) == pytest.approx(15, rel=0.03)
+    assert 11 < hours(result.earliest_s) < 14
+    assert 16 < hours(result.latest_s) < 20
+    assert result.rate_per_s == pytest.approx(1 / 30 / 60, rel=0.03)
+    assert hours(result.observed_s) == 10
+
+
+def test_forecasts_are_in_the_order_of_the_thresholds() -> None:
+    samples = readings(HOUR, lambda minute: 60 + minute / 10)
+    results = forecast(samples, [HARD, COLLECTION], samples[-1].at)
+    assert [each.threshold for each in results] == [HARD, COLLECTION]
+    assert hours(results[1].expected_s) < hours(results[0].expected_s)
+
+
+@pytest.mark.parametrize(("minutes", "outlook"), [(14, Outlook.UNKNOWN), (15, Outlook.RANGE)])
+def test_fewer_than_fifteen_minutes_of_readings_are_unknown(minutes: int, outlook: Outlook) -> None:
+    result = forecast_of(readings(minutes, lambda minute: 50 + minute))
+    assert result.outlook is outlook
+    assert result.observed_s == minutes * 60
+
+
+def test_no_reading_is_unknown() -> None:
+    assert forecast([], [HARD], T0) == (Forecast(HARD, Outlook.UNKNOWN),)
+    assert growth([], T0) == ()
+
+
+def test_old_newest_reading_is_unknown() -> None:
+    samples = readings(10 * HOUR, lambda minute: 45 + minute / 30)
+    results = forecast(samples, [HARD], samples[-1].at + timedelta(minutes=16))
+    assert results == (Forecast(HARD, Outlook.UNKNOWN),)
+
+
+def test_age_of_the_newest_reading_shortens_the_remaining_time() -> None:
+    samples = readings(10 * HOUR, lambda minute: 45 + minute / 30)
+    result = forecast(samples, [HARD], samples[-1].at + timedelta(minutes=12))[0]
+    assert hours(result.expected_s) == pytest.approx(14.8, rel=0.03)
+
+
+def test_met_threshold_is_reached_even_with_few_readings() -> None:
+    assert forecast_of(readings(2, lambda _: 97)).outlook is Outlook.REACHED
+
+
+def test_threshold_after_collection_ignores_the_freeable_amount() -> None:
+    samples = readings(10 * HOUR, lambda _: 97, freeable=lambda _: 30)
+    assert forecast_of(samples).outlook is Outlook.NO_TREND
+
+
+@pytest.mark.parametrize("change", [0.0, -1 / 60], ids=["idle", "shrinking"])
+def test_use_that_does_not_grow_has_no_trend(change: float) -> None:
+    result = forecast_of(readings(20 * HOUR, lambda minute: 60 + change * minute))
+    assert result.outlook is Outlook.NO_TREND
+    assert result[2:6] == (None, None, None, None)
+
+
+def test_time_beyond_ninety_days_is_no_trend() -> None:
+    growing = readings(6 * DAY, lambda minute: 50 + minute / DAY / 2.2, every=10)
+    assert forecast_of(growing).outlook is Outlook.NO_TREND
+
+
+def test_sawtooth_of_collections_has_no_trend_after_collection_and_a_next_collection() -> None:
+    def unused(minute: int) -> float:
+        return 10 + 5 * (minute % (8 * HOUR)) / (8 * HOUR)
+
+    samples = readings(5 * DAY + 4 * HOUR, lambda minute: 70 + unused(minute), freeable=unused, every=10)
+    assert forecast_of(samples).outlook is Outlook.NO_TREND
+    assert hours(forecast_of(samples, COLLECTION).expected_s) == pytest.approx(4, rel=0.1)
+
+
+def test_log_rotation_that_has_recurred_has_no_trend() -> None:
+    samples = readings(3 * DAY + 5 * HOUR, lambda minute: 60 + 6 * (minute % (7 * HOUR)) / (7 * HOUR), every=10)
+    assert forecast_of(samples).outlook is Outlook.NO_TREND
+
+
+def test_daily_cycle_has_no_trend_on_the_third_morning() -> None:
+    samples = readings(2 * DAY + 10 * HOUR, lambda minute: 60 - 8 * math.cos(math.tau * minute / DAY), every=10)
+    assert forecast_of(samples).outlook is Outlook.NO_TREND
+
+
+def test_daily_peak_meets_the_threshold_before_the_mean() -> None:
+    samples = readings(8 * DAY, lambda minute: 55 + 2 * minute / DAY - 5 * math.cos(math.tau * minute / DAY), every=10)
+    assert hours(forecast_of(samples).expected_s) / 24 == pytest.approx((95 - 71 - 5) / 2, rel=0.1)
+
+
+def test_isolated_step_is_no_trend() -> None:
+    samples = readings(20 * HOUR, lambda minute: 50 + 20 * (minute > 9 * HOUR))
+    assert forecast_of(samples).outlook is Outlook.NO_TREND
+
+
+@pytest.mark.parametrize("height", [20, -20], ids=["up", "down"])
+def test_isolated_step_does_not_change_the_rate(height: int) -> None:
+    samples = readings(20 * HOUR, lambda minute: 40 + minute / HOUR + height * (minute > 9 * HOUR))
+    assert hours(forecast_of(samples).expected_s) == pytest.approx(35 - height, rel=0.05)
+
+
+def test_recurring_steps_are_a_trend() -> None:
+    samples = readings(8 * DAY, lambda minute: 40 + minute // (3 * HOUR) / 2, every=10)
+    assert hours(forecast_of(samples).expected_s) == pytest.approx(23 / 4 * 24, rel=0.1)
+
+
+def test_growth_that_starts_after_idle_days_has_the_new_rate() -> None:
+    samples = readings(3 * DAY, lambda minute: 50 + max(0, minute - 3 * DAY + 3 * HOUR) / 20, every=5)
+    assert hours(forecast_of(samples).expected_s) == pytest.approx(12, rel=0.1)
+
+
+def test_growth_that_ended_has_no_trend() -> None:
+    samples = readings(3 * DAY, lambda minute: 50 + min(minute, 2 * DAY) / HOUR / 2, every=10)
+    assert forecast_of(samples).outlook is Outlook.NO_TREND
+
+
+@pytest.mark.parametrize("jump_h", [-5, 5])
+def test_interval_before_a_new_start_is_excluded(jump_h: int) -> None:
+    samples = [
+        sample
+        if number < 4 * HOUR
+        else sample._replace(at=sample.at + timedelta(hours=jump_h), used=sample.used + 3, new_start=number == 4 * HOUR)
+        for number, sample in enumerate(readings(10 * HOUR, lambda minute: 45 + minute / 30))
+    ]
+    result = forecast_of(samples)
+    assert hours(result.expected_s) == pytest.approx(13.5, rel=0.05)
+    assert hours(result.observed_s) == pytest.approx(10, abs=0.02)
+
+
+def test_gap_does_not_change_the_rate() -> None:
+    samples = readings(10 * HOUR, lambda minute: 45 + minute / 30)
+    del samples[2 * HOUR : 5 * HOUR]
+    assert hours(forecast_of(samples).expected_s) == pytest.approx(15, rel=0.05)
+
+
+def test_growth_is_attributed_with_a_remainder() -> None:
+    samples = readings(
+        20 * HOUR,
+        lambda minute: 40 + minute / 60,
+        parts={
+            "logs": lambda minute: minute / 120,
+            "pods": lambda minute: 5 + minute / 240,
+            "images": lambda _: 20,
+            "cache": lambda minute: 10 - minute / 1000,
+        },
+    )
+    parts = growth(samples, samples[-1].at)
+    assert [each.part for each in parts] == ["logs", "pods", ""]
+    assert parts[0].rate_per_s == pytest.approx(1 / 120 / 60, rel=0.01)
+    assert [round(each.share, 2) for each in parts] == [0.5, 0.25, 0.25]
+
+
+def test_part_that_appears_later_is_attributed() -> None:
+    samples = [
+        sample._replace(parts={"pod-b": sample.used - 60} if sample.used > 60 else {})
+        for sample in readings(20 * HOUR, lambda minute: 50 + minute / 30)
+    ]
+    assert growth(samples, samples[-1].at)[0].part == "pod-b"
+
+
+def test_use_that_does_not_grow_has_no_growing_part() -> None:
+    samples = readings(20 * HOUR, lambda _: 50, parts={"logs": lambda _: 3})
+    assert growth(samples, samples[-1].at) == ()
+
+
+def test_shares_of_growing_parts_add_up_to_one() -> None:
+    samples = readings(20 * HOUR, lambda minute: 50 + minute / 60, parts={"a": lambda minute: minute / 90})
+    shares: list[Growth] = list(growth(samples, samples[-1].at))
+    assert sum(each.share for each in shares) == pytest.approx(1)
