@@ -189,7 +189,7 @@ def growth(samples: Sequence[Sample], now: datetime) -> tuple[Growth, ...]:
     if _observed_s(samples, now) < MINIMUM_S or not (trend := _trend(_series(samples, now, _kept))):
         return ()
     names = {part for sample in samples for part in sample.parts}
-    fits = {part: _fit(_series(samples, now, _amount_of(part)), trend.window_s) for part in names}
+    fits = {part: _fit(_series(_with_part(samples, part), now, _amount_of(part)), trend.window_s) for part in names}
     rates = {part: fit.rate for part, fit in fits.items() if fit is not None and fit.grows}
     parts = sorted(rates, key=lambda part: (-rates[part], part))
     used = _fit(_series(samples, now, _net), trend.window_s)
@@ -237,7 +237,18 @@ def _net(sample: Sample) -> float:
 
 
 def _amount_of(part: str) -> Callable[[Sample], float]:
-    return lambda sample: sample.parts.get(part, 0.0)
+    return lambda sample: sample.parts[part]
+
+
+def _with_part(samples: Sequence[Sample], part: str) -> list[Sample]:
+    """Return the samples that have a part; a new start between two of them is that of the later one."""
+    found, is_new = [], False
+    for each in samples:
+        is_new = is_new or each.new_start
+        if part in each.parts:
+            found.append(each._replace(new_start=is_new))
+            is_new = False
+    return found
 
 
 def _series(samples: Sequence[Sample], now: datetime, amount: Callable[[Sample], float]) -> list[_Point]:

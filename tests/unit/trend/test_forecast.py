@@ -204,6 +204,12 @@ def test_part_that_appears_later_is_attributed() -> None:
     assert growth(samples, samples[-1].at)[0].part == "pod-b"
 
 
+def test_parts_that_are_read_less_often_than_the_use_are_attributed() -> None:
+    samples = readings(20 * HOUR, lambda minute: 40 + minute / 60, parts={"logs": lambda minute: minute / 120})
+    sparse = [each if number % 5 == 0 else each._replace(parts={}) for number, each in enumerate(samples)]
+    assert [(each.part, round(each.share, 2)) for each in growth(sparse, samples[-1].at)] == [("logs", 0.5), ("", 0.5)]
+
+
 def test_use_that_does_not_grow_has_no_growing_part() -> None:
     samples = readings(20 * HOUR, lambda _: 50, parts={"logs": lambda _: 3})
     assert growth(samples, samples[-1].at) == ()
