@@ -43,6 +43,7 @@ class SchemaId(StrEnum):
     SHUTDOWN_STATUS = "nodeagent/shutdown-status/v1"
     STATUS = "nodeagent/status/v1"
     TOP = "nodeagent/top/v1"
+    TREND = "nodeagent/trend/v1"
     TRIGGER = "nodeagent/trigger/v1"
     UNDO = "nodeagent/undo/v1"
     UNDO_LIST = "nodeagent/undo-list/v1"

@@ -43,6 +43,7 @@ class Operation(NamedTuple):
 OPERATIONS: Final = {
     "Status": Operation("GET", "/v1/status", Access.READ, SchemaId.STATUS),
     "Pressure": Operation("GET", "/v1/pressure", Access.READ, SchemaId.PRESSURE),
+    "Trend": Operation("GET", "/v1/trend", Access.READ, SchemaId.TREND),
     "Version": Operation("GET", "/v1/version", Access.READ, SchemaId.VERSION),
     "Images": Operation("GET", "/v1/images", Access.READ, SchemaId.IMAGES),
     "ImageLayers": Operation("GET", "/v1/image-layers", Access.READ, SchemaId.IMAGE_TREE),

@@ -73,6 +73,18 @@ class HistoryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quiet: bool = False
 
 
+class TrendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``Trend``.
+
+    Attributes:
+        resource: name of a resource or its beginning; empty for all.
+        seconds: length of the record; 0 for a day.
+    """
+
+    resource: str = ""
+    seconds: float = 0.0
+
+
 class ExplainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fields of ``Explain``; ``name`` is a name, digest or id."""
 
@@ -183,6 +195,7 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "Plan": PlanRequest,
     "History": HistoryRequest,
     "Explain": ExplainRequest,
+    "Trend": TrendRequest,
     "DiskUsage": DiskUsageRequest,
     "Leaks": LeaksRequest,
     "EvictionPreview": EvictionPreviewRequest,

@@ -25,7 +25,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 _READING: Final = frozenset(
     {
         *("status", "images", "containers", "pods", "explain", "history", "du", "top", "events", "logs", "report"),
-        *("pressure", "node", "node describe", "doctor", "version", "completion", "help", "plan", "plan diff"),
+        *("pressure", "trend", "node", "node describe", "doctor", "version", "completion", "help", "plan", "plan diff"),
         *("config", "config check", "config show", "config import", "config default", "config reference"),
         *("manifest", "manifest rbac", "manifest daemonset", "manifest static-pod", "hold list", "shutdown status"),
     }
@@ -236,6 +236,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("Print the state of this node as one line of JSON", "nodeagent report"),
         ("Sum up the reports of a fleet", "cat reports/*.jsonl | nodeagent report --merge"),
         ("List the nodes with most reclaimable bytes", "nodeagent report --merge fleet.jsonl -o json | jq .nodes[:5]"),
+    ),
+    "trend": (
+        ("Show when the thresholds of the node will be met", "nodeagent trend"),
+        ("Draw the last week of a filesystem", "nodeagent trend imagefs --since 7d"),
     ),
     "pressure": (
         ("Show signals against eviction thresholds", "nodeagent pressure"),

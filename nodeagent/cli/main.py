@@ -40,6 +40,7 @@ _COMMANDS: Final[Mapping[str, _Entry]] = {
     "history": _Entry("Inspect", "inspection", "history"),
     "du": _Entry("Inspect", "inspection", "du"),
     "top": _Entry("Inspect", "inspection", "top"),
+    "trend": _Entry("Inspect", "inspection", "trend"),
     "events": _Entry("Inspect", "inspection", "events"),
     "logs": _Entry("Inspect", "inspection", "logs"),
     "report": _Entry("Inspect", "inspection", "report"),

@@ -17,6 +17,7 @@ from nodeagent.pods.watched import WatchedPods
 from nodeagent.record import Record
 from nodeagent.runtime.cri import DecodedLists
 from nodeagent.telemetry.counters import Counters
+from nodeagent.trend.recorder import TrendState
 from nodeagent.units import Clock, format_bytes
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class DaemonContext:
         roles: evaluates the role of this node (standalone or beside a kubelet) for all tasks.
         watched_pods: pods of this node from the pod watch of the API server.
         lists: decoded lists of the runtime, shared by all tasks.
+        trend: images of the last pass for the record, and the outlook of the resources.
         shutdown_announcement: whether the Node object at the API server shows the shutdown in progress.
     """
 
@@ -108,6 +110,7 @@ class DaemonContext:
         self.roles = RoleWatch(self.clock, self.logger)
         self.watched_pods = WatchedPods(self.clock)
         self.lists = DecodedLists()
+        self.trend = TrendState()
         self.shutdown_announcement = ShutdownAnnouncement()
         self.triggered: set[str] = set()
         self._next: Settings | None = None

@@ -12,6 +12,7 @@ from nodeagent.gc.documents.holds import HoldFields
 from nodeagent.model.runtime import GapCause, ObservationGap
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
+from nodeagent.trend.documents import OutlookDocument
 
 if TYPE_CHECKING:
     from nodeagent.model.clock import ClockTrust
@@ -260,6 +261,7 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
         unrelieved: statements on shortages that no eviction ends.
         image_use: observation of image use; absent in the response of an older daemon.
         clock: trust in the wall clock; absent in the response of an older daemon.
+        outlook: outlook of each resource; empty without a daemon, and in the response of an older one.
     """
 
     observed_at: Time
@@ -278,6 +280,7 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
     last_passes: tuple[PassSummary, ...]
     shutdown: ShutdownSummary
     holds: tuple[HoldFields, ...]
+    outlook: tuple[OutlookDocument, ...] = ()
     warnings: tuple[str, ...]
 
 

@@ -38,6 +38,7 @@ from nodeagent.runtime.connection import check_permission
 from nodeagent.settings.loading import write_last_settings
 from nodeagent.shutdown.task import InhibitorTask
 from nodeagent.telemetry.logging import StateLog, subscribe, unsubscribe
+from nodeagent.trend.recorder import RecorderTask
 from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _report_fault(states: StateLog, loop: asyncio.AbstractEventLoop, fault: dict
 
 def agent_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
     """Return the tasks that serve one agent, until the next reload."""
-    return (*_loops(context, agent), *eviction_tasks(context, agent))
+    return (*_loops(context, agent), *eviction_tasks(context, agent), RecorderTask(context, agent))
 
 
 async def _run_tasks(context: DaemonContext, lasting: Sequence[DaemonTask]) -> None:
@@ -324,6 +325,14 @@ def _passes(
         if agent.dry_run:
             gc_loop.log_dry_run_changes(states, report.id, dry_runs.last)
         agent.log_health(logger)
+        if context is not None and scope is Scope.IMAGES:
+            await asyncio.to_thread(
+                context.trend.note_images,
+                preview.snapshot,
+                agent.settings.policy.images,
+                0 if report.dry_run else report.predicted_bytes,
+                context.clock.monotonic_s(),
+            )
         await agent.log_interrupted(logger)  # such as the pass of a killed command
         await log_breakdown(agent, report, logger)
         return preview, report

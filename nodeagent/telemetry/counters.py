@@ -105,6 +105,11 @@ METRICS: Final[Mapping[str, Metric]] = {
         "Distance of a signal from its threshold as a share of the capacity; negative once it is met.",
         (*_THRESHOLD, _PATH),
     ),
+    "nodeagent_threshold_forecast_seconds": Metric(
+        Kind.GAUGE,
+        "Expected time until a threshold is met, 0 once it is met; absent without a trend.",
+        ("resource", "threshold"),
+    ),
     "nodeagent_signal_available_bytes": Metric(Kind.GAUGE, "Available bytes of a signal.", ("signal", _PATH)),
     "nodeagent_signal_capacity_bytes": Metric(Kind.GAUGE, "Capacity of a signal in bytes.", ("signal", _PATH)),
     "nodeagent_signal_available_inodes": Metric(Kind.GAUGE, "Free inodes of a signal.", ("signal", _PATH)),

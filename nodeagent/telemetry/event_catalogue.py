@@ -53,6 +53,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "pass_failed": Event("e1ede8e54a544ad88c72be9a955348a7", "{loop} pass failed[: {error}]"),
     "pass_crashed": Event("908c18c633a94676bce30ab33fffb498", "{loop} pass crashed; this is a bug"),
+    "trend_not_recorded": Event("5b1f0c9be8b94cf0a3c6d8a6f1c37f52", "resources of the node not recorded[: {error}]"),
     "pass_warning": Event("352709c59552472ab95a413d3aae202d", "{warning}"),
     "removal": Event("cb3a7442a8ef4b44bfe7fa43578f0040", "{kind} {name}: {outcome}[; {why}]"),
     "would_remove": Event("e135145d59084d1495642ad74007d78f", "{kind} {name} would be removed[: {why}]"),

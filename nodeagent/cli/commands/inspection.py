@@ -313,6 +313,30 @@ def top(
     show_top(config, output.value, watch_s=every if live else None)
 
 
+def trend(
+    resource: Annotated[
+        str, typer.Argument(metavar="[RESOURCE]", help="Draw the record of this resource, such as nodefs")
+    ] = "",
+    config: options.ConfigOption = None,
+    endpoint: options.EndpointOption = None,
+    since: Annotated[
+        str, typer.Option("--since", metavar="DURATION", help="Length of the record, at most 90d")
+    ] = "24h",
+    output: options.OutputOption = options.Output.TABLE,
+    direct: options.DirectOption = False,
+) -> None:
+    """Show the node over time, and when thresholds will be met.
+
+    The daemon records a reading every minute. NEXT is the threshold that will be met first, with the range of its time,
+    'no trend', or 'unknown' with too few readings. DRIVEN BY is the part with the largest share of the growth: a pod,
+    or the images of a repository. A chart marks passes, evictions and reboots on the axis of time.
+    """
+    from nodeagent.cli.trend import show_trend  # noqa: PLC0415
+
+    since_s = options.duration_s("--since", since)
+    show_trend(options.Source(config, options.at_endpoint(endpoint), direct), resource, since_s, output.value)
+
+
 def events(config: options.ConfigOption = None, output: options.OutputOption = options.Output.TABLE) -> None:
     """Follow the events of the agent.
 

@@ -55,6 +55,7 @@ from nodeagent.model.node import LONGEST_HOLD_S, Hold, NodeSnapshot
 from nodeagent.schemas import SchemaId
 from nodeagent.shutdown import document_readings as shutdown
 from nodeagent.telemetry.logging import REPEATED, Subscription
+from nodeagent.trend.document_readings import DAY_S, LONGEST_S, trend_document
 
 if TYPE_CHECKING:
     from nodeagent.api import requests
@@ -116,6 +117,13 @@ class ControlService:
     async def pressure(self, _: requests.Empty) -> str:
         """Return the readings of all eviction signals with their thresholds."""
         return encode_line(await pressure_document(self._status_reader(), self._context.eviction))
+
+    async def trend(self, request: requests.TrendRequest) -> str:
+        """Return the record of the resources and their outlook."""
+        resource = check_text(request.resource, "resource")
+        seconds = check_number(request.seconds, LONGEST_S, "seconds") or DAY_S
+        layout, *_ = await self._status_reader().read(self._context.eviction)
+        return await self._document(lambda agent: trend_document(agent, layout, resource, seconds))
 
     async def plan(self, request: requests.PlanRequest) -> str:
         """Return the plan of a pass that starts now; with ``lasts_seconds``, a plan to save for a later apply."""

@@ -26,6 +26,7 @@ from nodeagent.model.clock import not_before
 from nodeagent.model.pods import Completeness, PodListReading
 from nodeagent.model.pressure import NodeCondition, NodeFilesystem
 from nodeagent.telemetry.counters import METRICS, Counters, Histogram, Kind
+from nodeagent.trend.plan.forecast import Outlook
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -129,6 +130,7 @@ class Exposition(Collector):
             self._gauges = Counters(self._context.clock)
             self._set_agent_gauges(self._gauges)
             self._set_task_gauges(self._gauges)
+            self._set_forecast_gauges(self._gauges)
             self._set_pressure_gauges(self._gauges, await self._read_signals())
             try:
                 yield
@@ -206,6 +208,14 @@ class Exposition(Collector):
         """Set a time gauge, never to a time before that of an earlier reading."""
         at = self._times[name, *labels] = not_before(at, self._times.get((name, *labels)))
         gauges.set(name, at.timestamp(), *labels)
+
+    def _set_forecast_gauges(self, gauges: Counters) -> None:
+        """Set the expected time of each threshold that has one; of two thresholds of a kind, the earlier."""
+        for outlook in self._context.trend.outlook:
+            for each in sorted(outlook.forecasts, key=lambda one: -(one.expected_s or 0.0)):
+                if each.outlook in (Outlook.RANGE, Outlook.REACHED):
+                    labels = (outlook.resource, each.threshold.name)
+                    gauges.set("nodeagent_threshold_forecast_seconds", each.expected_s or 0.0, *labels)
 
     def _set_pressure_gauges(self, gauges: Counters, signals: _Read | None) -> None:
         for condition in NodeCondition:

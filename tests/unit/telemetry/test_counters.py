@@ -21,6 +21,7 @@ T0 = datetime(2026, 1, 10, tzinfo=UTC)
 AT_S = T0.timestamp()
 FROM_STATE = {
     "nodeagent_threshold_distance_ratio",
+    "nodeagent_threshold_forecast_seconds",
     *(f"nodeagent_signal_{what}_{unit}" for what in ("available", "capacity") for unit in ("bytes", "inodes", "pids")),
     *(f"nodeagent_filesystem_{what}_{unit}" for what in ("available", "capacity") for unit in ("bytes", "inodes")),
     "nodeagent_image_filesystem_available_bytes",

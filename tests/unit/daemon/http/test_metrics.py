@@ -38,6 +38,8 @@ from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import METRICS, Kind
+from nodeagent.trend.plan.forecast import Forecast, Outlook, Threshold
+from nodeagent.trend.plan.outlook import ResourceOutlook
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer
 from tests.support.manual_clock import ManualClock
@@ -116,6 +118,14 @@ async def values(
     }
 
 
+def expected(name: str, result: Outlook, seconds: float | None) -> Forecast:
+    return Forecast(Threshold(name, 1.0, after_collection=True), result, seconds, seconds, seconds, None, 60.0)
+
+
+def outlook(*forecasts: Forecast) -> ResourceOutlook:
+    return ResourceOutlook("nodefs.available", 1.0, 2.0, T0, forecasts, (), ())
+
+
 def full() -> DaemonContext:
     """Return a daemon context with counted events and runtime calls of every kind, and a fake agent."""
     made = context()
@@ -127,6 +137,7 @@ def full() -> DaemonContext:
             made.observe_call(*one)
     made.loop_statuses.ended("images", "complete")
     made.lock_held = True
+    made.trend.outlook = (outlook(expected("hard", Outlook.RANGE, 3600.0)),)
     made.agent = cast("Agent", _Agent())
     return made
 
@@ -331,6 +342,24 @@ async def test_thresholds_are_exposed_with_limit_and_distance() -> None:
     made.eviction = replace(made.eviction, unrelieved={threshold: statement})
     found = await values(made, ALL_SIGNALS)
     assert found["nodeagent_shortage_without_relief memory.available<1Gi"] == 1
+
+
+async def test_forecasts_are_exposed_by_threshold_and_the_earlier_of_two_hard_ones() -> None:
+    made = context()
+
+    forecasts = (
+        expected("collection", Outlook.REACHED, None),
+        expected("soft", Outlook.NO_TREND, None),
+        expected("hard", Outlook.RANGE, 3600.0),
+        expected("hard", Outlook.RANGE, 7200.0),
+        expected("full", Outlook.UNKNOWN, None),
+    )
+    made.trend.outlook = (outlook(*forecasts),)
+    found = await values(made)
+    assert {key: value for key, value in found.items() if key.startswith("nodeagent_threshold_forecast")} == {
+        "nodeagent_threshold_forecast_seconds nodefs.available collection": 0,
+        "nodeagent_threshold_forecast_seconds nodefs.available hard": 3600,
+    }
 
 
 async def test_signals_of_another_image_filesystem_have_its_path() -> None:

@@ -1,0 +1,216 @@
+"""``nodeagent trend``: the record of the node's resources as a table or a chart, and the outlook in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.cli.display import Line, warning_lines
+from nodeagent.cli.reading import read, show_document
+from nodeagent.text import Cut, fit
+from nodeagent.trend.documents import ForecastDocument, OutlookDocument, ResourceTrend, Trend, TrendMark
+from nodeagent.trend.plan.forecast import Outlook
+from nodeagent.units import format_bytes, format_duration, format_local_time
+
+if TYPE_CHECKING:
+    from nodeagent.cli.options import Source
+    from nodeagent.gc.agent import Agent
+
+LEVELS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_ROWS: Final = 10
+_AXIS: Final = 5
+_NARROWEST_CHART: Final = 20
+_DEFAULT_COLUMNS: Final = 80
+_MARKS: Final[Mapping[str, str]] = {"collection": "c", "eviction": "E", "reboot": "R"}
+_NAMES: Final[Mapping[str, str]] = {
+    "collection": "image GC",
+    "soft": "soft eviction",
+    "hard": "eviction",
+    "full": "full",
+}
+_COUNTED: Final = ("inodesFree", "pid.")
+_MOST_GROWING: Final = 5
+
+
+def show_trend(source: Source, resource: str, since_s: float, form: str) -> None:
+    """Print the outlook of all resources, or the record of those with a name.
+
+    Raises:
+        UsageError: no resource has this name.
+        NodeAgentError: the record cannot be read.
+    """
+
+    async def local(agent: Agent) -> Trend:
+        from nodeagent.daemon.status import StatusReader  # noqa: PLC0415 - not needed if the daemon responds
+        from nodeagent.eviction.plan.state import EvictionState  # noqa: PLC0415
+        from nodeagent.trend.document_readings import trend_document  # noqa: PLC0415
+
+        layout, *_ = await StatusReader(agent).read(EvictionState())
+        return await trend_document(agent, layout, resource, since_s)
+
+    document = read("Trend", Trend, {"resource": resource, "seconds": since_s}, source, local)
+    show_document(document, form, partial(trend_view, chart=bool(resource)))
+
+
+def trend_view(trend: Trend, columns: int | None, *, chart: bool) -> Iterator[Line]:
+    """Yield a table of the outlook of each resource; with ``chart`` the record of each and its outlook in detail."""
+    if chart:
+        for number, each in enumerate(trend.resources):
+            if number:
+                yield Line()
+            yield from chart_lines(each, trend, columns)
+    elif trend.resources:
+        yield from outlook_lines([each.outlook for each in trend.resources])
+    yield from warning_lines(trend.warnings)
+
+
+def outlook_lines(outlooks: Iterable[OutlookDocument]) -> Iterator[Line]:
+    """Yield two lines for each resource with thresholds: its use in the last 24 hours, and what happens next."""
+    found = [each for each in outlooks if each.forecasts]
+    label = max((len(each.resource) for each in found), default=0)
+    for each in found:
+        yield Line(f"{each.resource:<{label}} {each.used / each.capacity:>4.0%} ").append(sparkline(each.hours), "cyan")
+        is_coming = any(one.outlook in (Outlook.RANGE, Outlook.REACHED) for one in each.forecasts)
+        yield Line(f"  {next_words(each)}", "" if is_coming else "dim", hang=4)
+
+
+def chart_lines(trend: ResourceTrend, document: Trend, columns: int | None) -> Iterator[Line]:
+    """Yield the record of one resource as a chart with its events below, and its forecasts."""
+    outlook = trend.outlook
+    share = outlook.used / outlook.capacity
+    yield Line(outlook.resource, "bold").append(
+        f"  {share:.0%}, {amount(outlook, outlook.used)} of {amount(outlook, outlook.capacity)}"
+    )
+    width = max(_NARROWEST_CHART, (columns or _DEFAULT_COLUMNS) - _AXIS)
+    cells = _cells(trend, document.since, document.observed_at, width)
+    known = [each for each in cells if each is not None]
+    if known:
+        low, high = _bounds(known)
+        for row in reversed(range(_ROWS)):
+            label = f"{high:.0%}" if row == _ROWS - 1 else f"{low:.0%}" if row == 0 else ""
+            yield Line(f"{label:>{_AXIS - 1}} ").append("".join(_cell(each, row, low, high) for each in cells))
+        marks = _mark_row(document.marks, document.since, document.observed_at, width)
+        if marks.strip():
+            yield Line(" " * _AXIS).append(marks, "cyan")
+        yield _time_axis(document.since, document.observed_at, width)
+        if marks.strip():
+            used = [name for name, mark in _MARKS.items() if mark in marks]
+            yield Line(", ".join(f"{_MARKS[name]} {name}" for name in used), "dim")
+    for each in outlook.forecasts:
+        yield Line(f"{forecast_words(outlook, each)}")
+    for growing in outlook.growth[:_MOST_GROWING]:
+        name = growing.part or "other"
+        name = name if columns is None else fit(name, columns // 2, Cut.MIDDLE)
+        yield Line(f"{growing.share:>4.0%} {name}: {rate_words(outlook, growing.rate_per_s)}")
+
+
+def _cells(trend: ResourceTrend, since: datetime, until: datetime, width: int) -> list[float | None]:
+    """Return the highest used share for each column; ``None`` without a reading, which is not interpolated."""
+    found: list[float | None] = [None] * width
+    span_s = (until - since).total_seconds()
+    for each in trend.points:
+        index = min(width - 1, int(width * (each.at - since).total_seconds() / span_s))
+        found[index] = max(found[index] or 0.0, each.used / trend.outlook.capacity)
+    return found
+
+
+def _bounds(shares: Sequence[float]) -> tuple[float, float]:
+    """Return the range of the axis: that of the readings, at least two percent wide."""
+    low, high = min(shares), max(shares)
+    return max(0.0, min(low, high - 0.02)), high if high > 0 else 0.02
+
+
+def _cell(share: float | None, row: int, low: float, high: float) -> str:
+    if share is None:
+        return " "
+    eighths = round((_ROWS * len(LEVELS) - 1) * (share - low) / (high - low)) + 1 - row * len(LEVELS)
+    return " " if eighths <= 0 else LEVELS[min(len(LEVELS), eighths) - 1]
+
+
+def _mark_row(marks: Iterable[TrendMark], since: datetime, until: datetime, width: int) -> str:
+    """Return the row of events; of several in one column, an eviction or a reboot is shown."""
+    cells = [" "] * width
+    for each in marks:
+        index = int(width * (each.at - since).total_seconds() / (until - since).total_seconds())
+        if 0 <= index < width:
+            mark = _MARKS.get(each.kind, "?")
+            cells[index] = mark if cells[index] in " c" else cells[index]
+    return "".join(cells).rstrip()
+
+
+def _time_axis(since: datetime, until: datetime, width: int) -> Line:
+    first, last = format_local_time(since), format_local_time(until)
+    if len(first) + len(last) >= width:
+        return Line(" " * _AXIS + last.rjust(width), "dim")
+    return Line(" " * _AXIS + first + last.rjust(max(len(last) + 1, width - len(first))), "dim")
+
+
+def sparkline(hours: Iterable[float | int | None]) -> str:
+    """Return a bar for each hour, in eighths of the full height; a dot for an hour without a reading."""
+    top = len(LEVELS) - 1
+    return "".join("\u00b7" if each is None else LEVELS[min(top, int(each * len(LEVELS)))] for each in hours)
+
+
+def next_words(outlook: OutlookDocument) -> str:
+    """Return what happens next, such as ``image GC at 85% in 2h to 5h, at 1.2 GiB/h, 80% by a/b logs``."""
+    coming = [each for each in outlook.forecasts if each.outlook is Outlook.RANGE]
+
+    if coming:
+        soonest = min(coming, key=lambda each: each.expected_s or 0.0)
+        return ", ".join(filter(None, (forecast_words(outlook, soonest), driver(outlook))))
+    reached = [each for each in outlook.forecasts if each.outlook is Outlook.REACHED]
+    if reached:
+        return forecast_words(outlook, reached[-1])
+    unknown = [each for each in outlook.forecasts if each.outlook is Outlook.UNKNOWN]
+    if unknown:
+        return f"unknown: {format_duration(round(unknown[0].observed_s))} of readings"
+    return "no trend"
+
+
+def forecast_words(outlook: OutlookDocument, forecast: ForecastDocument) -> str:
+    """Return a forecast in words; the times of a range are rounded to two units."""
+    at = f"{_NAMES.get(forecast.threshold, forecast.threshold)} at {forecast.used / outlook.capacity:.0%}"
+    if forecast.outlook is Outlook.REACHED:
+        return f"{at}: reached"
+    if forecast.outlook is Outlook.NO_TREND:
+        return f"{at}: no trend"
+    if forecast.outlook is not Outlook.RANGE or forecast.expected_s is None:
+        return f"{at}: unknown, {format_duration(round(forecast.observed_s))} of readings"
+    rate = "" if forecast.rate_per_s is None else f", at {rate_words(outlook, forecast.rate_per_s)}"
+    return f"{at} in {duration_range(forecast)}{rate}"
+
+
+def duration_range(forecast: ForecastDocument) -> str:
+    """Return the range of a forecast, such as ``2h to 5h``, or ``more than 2h`` without an end."""
+    earliest = _rounded(forecast.earliest_s or 0.0)
+    if forecast.latest_s is None:
+        return f"more than {earliest}"
+    latest = _rounded(forecast.latest_s)
+    return f"about {latest}" if earliest == latest else f"{earliest} to {latest}"
+
+
+def _rounded(seconds: float) -> str:
+    """Return a duration in the unit that suits its size."""
+    for unit_s in (86_400, 3_600, 60):
+        if seconds >= 2 * unit_s:
+            return format_duration(round(seconds / unit_s) * unit_s)
+    return format_duration(max(60, round(seconds / 60) * 60))
+
+
+def driver(outlook: OutlookDocument) -> str:
+    """Return the part with the largest share of the growth, such as ``80% by a/b logs``; empty if it is unknown."""
+    known = [each for each in outlook.growth if each.part]
+    return f"{known[0].share:.0%} by {known[0].part}" if known else ""
+
+
+def amount(outlook: OutlookDocument, value: float) -> str:
+    """Return an amount of a resource: bytes, or a count of inodes or process ids."""
+    return f"{int(value):,}" if any(each in outlook.resource for each in _COUNTED) else format_bytes(int(value))
+
+
+def rate_words(outlook: OutlookDocument, per_s: float) -> str:
+    """Return a rate per hour."""
+    sign = "-" if per_s < 0 else ""
+    return f"{sign}{amount(outlook, abs(per_s) * 3600)}/h"

@@ -1,0 +1,95 @@
+"""The document of the record, from the file of the record and the history."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import StoreError, UsageError
+from nodeagent.trend.documents import OutlookDocument, ResourceTrend, Trend, TrendMark, TrendPoint
+from nodeagent.trend.plan.outlook import look_ahead
+from nodeagent.trend.recorder import trend_policy
+from nodeagent.trend.sample_file import SampleFile, Series
+
+if TYPE_CHECKING:
+    from nodeagent.eviction.signals import SignalLayout
+    from nodeagent.gc.agent import Agent
+    from nodeagent.trend.plan.forecast import Sample
+    from nodeagent.trend.plan.outlook import TrendPolicy
+
+DAY_S: Final = 86_400.0
+LONGEST_S: Final = 90 * 86_400.0
+_MOST_POINTS: Final = 400
+_MOST_PASSES: Final = 200
+
+
+async def trend_document(agent: Agent, layout: SignalLayout, resource: str, seconds: float) -> Trend:
+    """Return the record and the outlook of the resources.
+
+    Args:
+        agent: gives settings, history and clock.
+        layout: filesystems and thresholds of the node.
+        resource: name of a resource or its beginning, such as ``imagefs``; empty for all.
+        seconds: length of the record.
+
+    Raises:
+        UsageError: no resource has this name.
+        StoreError: the record cannot be read.
+    """
+    now = agent.clock.now()
+    since = now - timedelta(seconds=seconds)
+    policy = trend_policy(agent.settings, layout)
+    return await asyncio.to_thread(_read, agent, policy, resource, since, now)
+
+
+def _read(agent: Agent, policy: TrendPolicy, resource: str, since: datetime, now: datetime) -> Trend:
+    file = SampleFile(agent.settings.state_directory)
+    series = file.read()
+    chosen = [each for each in series if each.resource == resource] or [
+        each for each in series if each.resource.startswith(resource)
+    ]
+    if series and not chosen:
+        raise UsageError(f"no resource {resource!r}; resources: {', '.join(each.resource for each in series)}")
+    warnings = () if series else ("nothing is recorded yet; the daemon records a reading every minute",)
+    try:
+        passes = agent.history.read(since=since, limit=_MOST_PASSES)
+    except StoreError as error:
+        passes, warnings = (), (*warnings, str(error))
+    marks = [TrendMark(at=at, kind="reboot", text="the node was started") for at in file.read_boots(since)]
+    for each in passes:
+        done = [action for action in each.actions if action.outcome == "done"]
+        if done and not each.dry_run:
+            kind = "eviction" if each.scope == "pods" else "collection"
+            text = done[0].name if kind == "eviction" else f"{len(done)} removed by {each.trigger}"
+            marks.append(TrendMark(at=each.started_at, kind=kind, text=text))
+    return Trend(
+        observed_at=now,
+        since=since,
+        resources=tuple(found for each in chosen if (found := _resource(each, policy, since, now)) is not None),
+        marks=tuple(sorted(marks, key=lambda mark: (mark.at, mark.kind, mark.text))),
+        warnings=tuple(warnings),
+    )
+
+
+def _resource(series: Series, policy: TrendPolicy, since: datetime, now: datetime) -> ResourceTrend | None:
+    outlook = look_ahead(series.resource, series.capacity, series.samples, policy, now)
+    if outlook is None:
+        return None
+    points = thinned([each for each in series.samples if since <= each.at <= now], _MOST_POINTS)
+    return ResourceTrend(outlook=OutlookDocument.of(outlook), points=points)
+
+
+def thinned(samples: Sequence[Sample], most: int) -> tuple[TrendPoint, ...]:
+    """Return at most ``most`` points: of each run of samples the one with the highest use.
+
+    A run of which any sample starts anew is marked.
+    """
+    step = -(-len(samples) // most) or 1
+    runs = [samples[start : start + step] for start in range(0, len(samples), step)]
+    highest = [max(run, key=lambda each: each.used) for run in runs]
+    return tuple(
+        TrendPoint(at=each.at, used=each.used, new_start=any(one.new_start for one in run))
+        for each, run in zip(highest, runs, strict=True)
+    )

@@ -1,0 +1,183 @@
+"""What is recorded of a node at one time: the use of each resource, and its largest and fastest growing parts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.model.pressure import FilesystemLayout, Signal, has_separate_logs
+from nodeagent.record import Record, field
+
+if TYPE_CHECKING:
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.pressure import OtherFilesystem, PodFacts, SignalReading
+
+MOST_RESOURCES: Final = 16
+MOST_PARTS: Final = 10
+LONGEST_NAME: Final = 100
+"""Limits of a record; they bound the size of the file."""
+
+_SHARED_WITH_NODEFS: Final[Mapping[FilesystemLayout, frozenset[Signal]]] = {
+    FilesystemLayout.SINGLE: frozenset(
+        {
+            Signal.IMAGEFS_AVAILABLE,
+            Signal.IMAGEFS_INODES_FREE,
+            Signal.CONTAINERFS_AVAILABLE,
+            Signal.CONTAINERFS_INODES_FREE,
+        }
+    ),
+    FilesystemLayout.DEDICATED_IMAGEFS: frozenset({Signal.CONTAINERFS_AVAILABLE, Signal.CONTAINERFS_INODES_FREE}),
+    FilesystemLayout.SPLIT: frozenset({Signal.CONTAINERFS_AVAILABLE, Signal.CONTAINERFS_INODES_FREE}),
+}
+"""Signals of a filesystem that another signal has already."""
+
+
+class ResourceReading(Record):
+    """Use of one resource at one time.
+
+    Attributes:
+        resource: name of the signal, such as ``nodefs.available``, with `` on PATH`` for an additional filesystem.
+        used: amount in use in the unit of the signal; of a stall signal the percentage of time.
+        freeable: part of ``used`` that image GC can free; ``None`` if unknown.
+        parts: amount by part of ``used``; empty if the parts were not read.
+    """
+
+    resource: str
+    used: float
+    capacity: float
+    freeable: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+class Parts(Record):
+    """Parts of the resources at one time, by resource.
+
+    Attributes:
+        amounts: amount by resource and part.
+        freeable: amount that image GC can free by resource.
+    """
+
+    amounts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    freeable: Mapping[str, float] = field(default_factory=dict)
+
+
+def resource_readings(
+    signals: Iterable[SignalReading], layout: FilesystemLayout, parts: Parts, before: Mapping[str, Mapping[str, float]]
+) -> tuple[ResourceReading, ...]:
+    """Return the use of each resource, one reading for each filesystem; without names longer than ``LONGEST_NAME``.
+
+    Args:
+        signals: readings of the signals.
+        layout: decides which signals have the same filesystem.
+        parts: parts of the resources; empty if they were not read.
+        before: earlier amounts of the parts by resource, which show growth.
+    """
+    shared = _SHARED_WITH_NODEFS[layout]
+    found = []
+    for each in signals:
+        if each.signal in shared and not each.path:
+            continue
+        name = resource_name(each.signal, each.path)
+        if len(name) > LONGEST_NAME:
+            continue
+        used = each.available if ".psi." in each.signal else each.capacity - each.available
+        own = parts.amounts.get(name, {})
+        chosen = largest_and_fastest(own, before.get(name, {}))
+        found.append(
+            ResourceReading(
+                name, max(0.0, used), each.capacity, parts.freeable.get(name), {part: own[part] for part in chosen}
+            )
+        )
+    return tuple(found[:MOST_RESOURCES])
+
+
+def resource_name(signal: Signal, path: str = "") -> str:
+    """Return the name of a resource."""
+    return f"{signal.value} on {path}" if path else signal.value
+
+
+def largest_and_fastest(amounts: Mapping[str, float], before: Mapping[str, float]) -> Collection[str]:
+    """Return the names of at most ``MOST_PARTS`` parts: half of them the largest, the others grew the most."""
+    by_size = sorted(amounts, key=lambda part: (-amounts[part], part))
+    by_growth = sorted(amounts, key=lambda part: (before.get(part, 0.0) - amounts[part], part))
+    chosen = dict.fromkeys((*by_size[: MOST_PARTS // 2], *by_growth[: MOST_PARTS - MOST_PARTS // 2]))
+    return tuple(chosen)
+
+
+def pod_parts(
+    pods: Iterable[PodFacts], layout: FilesystemLayout, others: Iterable[OtherFilesystem]
+) -> Mapping[str, Mapping[str, float]]:
+    """Return the use of each pod by resource: memory, process ids, and bytes by filesystem.
+
+    Unknown usage is omitted. Writable layers of additional image filesystems are omitted.
+    """
+    others = tuple(others)
+    node = resource_name(Signal.NODEFS_AVAILABLE)
+    writable = resource_name(
+        Signal.IMAGEFS_AVAILABLE if layout is FilesystemLayout.DEDICATED_IMAGEFS else Signal.NODEFS_AVAILABLE
+    )
+    logs = node
+    if has_separate_logs(others):
+        logs = next(resource_name(Signal.NODEFS_AVAILABLE, each.path) for each in others if each.has_logs)
+    found: dict[str, dict[str, float]] = {}
+    for pod in pods:
+        usage = pod.usage
+        if usage is None:
+            continue
+        name = f"{pod.namespace}/{pod.name}"
+        amounts = (
+            (resource_name(Signal.MEMORY_AVAILABLE), name, usage.memory_bytes),
+            (resource_name(Signal.PID_AVAILABLE), name, usage.pids),
+            (writable, f"{name} writable layer", usage.writable.used_bytes),
+            (logs, f"{name} logs", usage.logs.used_bytes),
+            (node, f"{name} volumes", usage.volumes.used_bytes),
+        )
+        for resource, part, amount in amounts:
+            if amount:
+                found.setdefault(resource, {})[shortened(part)] = float(amount)
+    return found
+
+
+def image_parts(snapshot: NodeSnapshot, sizes: Mapping[str, int]) -> Mapping[str, float]:
+    """Return the bytes of the images by repository.
+
+    Args:
+        snapshot: the images.
+        sizes: bytes by image id, each layer counted for one image.
+    """
+    found: dict[str, float] = {}
+    for each in snapshot.images:
+        repository = repository_of(each.name)
+        part = shortened(f"images of {repository}" if repository else "images without a name")
+        found[part] = found.get(part, 0.0) + sizes.get(each.id, 0)
+    return found
+
+
+def image_sizes(snapshot: NodeSnapshot) -> Mapping[str, int]:
+    """Return the bytes of each image by id, a shared layer counted for the first image; with CRI alone its sizes."""
+    storage = snapshot.storage
+    if storage is None:
+        return {each.id: each.size_bytes or 0 for each in snapshot.images}
+    counted: set[int] = set()
+    found = {}
+    for each in sorted(snapshot.images, key=lambda image: image.id):
+        own = [index for index in storage.by_image.get(each.id, ()) if index not in counted]
+        counted.update(own)
+        found[each.id] = sum(storage.pieces[index].size_bytes for index in own)
+    return found
+
+
+def repository_of(name: str) -> str:
+    """Return the repository of an image name; empty for an id."""
+    path, _, _ = name.partition("@")
+    head, colon, tag = path.rpartition(":")
+    repository = head if colon and "/" not in tag else path
+    return "" if repository == "sha256" else repository
+
+
+def shortened(part: str) -> str:
+    """Return the name of a part, with the middle of a long name omitted."""
+    if len(part) <= LONGEST_NAME:
+        return part
+    half = (LONGEST_NAME - 1) // 2
+    return f"{part[:half]}\u2026{part[-half:]}"

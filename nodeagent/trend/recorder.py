@@ -1,0 +1,198 @@
+"""The recorder: reads the node every minute, writes the record every five minutes, and keeps the outlook current."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import NodeAgentError, StoreError
+from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache, SignalLayout
+from nodeagent.gc.plan.images import plan_image_gc
+from nodeagent.loops.passes import wait_for_any
+from nodeagent.model.pressure import FilesystemLayout, Signal
+from nodeagent.record import Record
+from nodeagent.telemetry.logging import StateLog
+from nodeagent.trend.plan.outlook import ResourceOutlook, TrendPolicy, look_ahead
+from nodeagent.trend.plan.readings import (
+    Parts,
+    image_parts,
+    image_sizes,
+    pod_parts,
+    resource_name,
+    resource_readings,
+)
+from nodeagent.trend.sample_file import PARTS_EVERY, RecordedLine, SampleFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.gc.agent import Agent
+    from nodeagent.gc.plan.policy import ImageGCPolicy
+    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.settings.settings import Settings
+
+EVERY_S: Final = 60.0
+_LONG: Final = 1_440
+_LONG_EVERY: Final = 15
+"""Lines from which the outlook is computed less often, and lines from one computation to the next."""
+_IMAGES_KEPT_S: Final = 3600.0
+_PODS_WITHIN_S: Final = 20.0
+
+
+class ImageReading(Record):
+    """Images of one pass of image GC.
+
+    Attributes:
+        parts: bytes by part.
+        freeable: bytes that image GC can free; ``None`` if unknown.
+    """
+
+    at_s: float
+    parts: Mapping[str, float]
+    freeable: float | None
+
+
+@dataclass
+class TrendState:
+    """State of the recorder that outlives a reload.
+
+    Attributes:
+        images: images of the last pass of image GC; ``None`` before the first.
+        outlook: outlook of each resource by its name; empty before the first.
+    """
+
+    images: ImageReading | None = None
+    outlook: tuple[ResourceOutlook, ...] = ()
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def note_images(self, snapshot: NodeSnapshot, policy: ImageGCPolicy, freed_bytes: int, now_s: float) -> None:
+        """Keep the sizes of the images of a pass, and what image GC could still free after ``freed_bytes``."""
+        plan = plan_image_gc(snapshot, policy, remove_all_unused=True)
+        sizes = [each.frees_bytes for each in plan.removals]
+        known = not plan.blocked and None not in sizes
+        freeable = max(0.0, float(sum(each or 0 for each in sizes) - freed_bytes)) if known else None
+        self.images = ImageReading(now_s, image_parts(snapshot, image_sizes(snapshot)), freeable)
+
+
+class RecorderTask:
+    """Records the resources of the node for one agent, and computes the outlook after every write."""
+
+    def __init__(self, context: DaemonContext, agent: Agent) -> None:
+        """Compose the task without reading the node."""
+        settings = agent.settings
+        self._state = context.trend
+        self._agent = agent
+        self._clock = context.clock
+        self._states = StateLog(context.logger, context.clock)
+        self._file = SampleFile(settings.state_directory)
+        self._signals = EvictionSignalReader(settings.eviction, agent.clock, pod_log_root=settings.pod_log_root)
+        find = agent.observer.images.find_filesystems
+        self._layouts = LayoutCache(self._signals, agent.cri, settings.imagefs_path, find)
+        self._pods = agent.make_pod_reader()
+        self._pending: list[RecordedLine] = []
+        self._written = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Record a line a minute until stopped; write the lines of the last minutes at the end."""
+        with suppress(StoreError):  # reported by the first write
+            self._written = await asyncio.to_thread(self._file.last_number)
+        while not stop.is_set():
+            started_s = self._clock.monotonic_s()
+            await self.step()
+            await wait_for_any(max(1.0, EVERY_S - (self._clock.monotonic_s() - started_s)), stop)
+        await self._write()
+
+    async def step(self) -> None:
+        """Record one line; after every fifth line, and until there is an outlook, write the lines and look ahead.
+
+        From a record of a day on, the outlook is computed every quarter of an hour, since a long record costs more.
+        """
+        layout = await self._record()
+        if len(self._pending) >= PARTS_EVERY or not self._state.outlook:
+            await self._write()
+            if self._written < _LONG or self._written % _LONG_EVERY < PARTS_EVERY or not self._state.outlook:
+                await self._look_ahead(layout)
+
+    async def _record(self) -> SignalLayout:
+        """Read the node once, every fifth time with the parts of the resources; return the layout."""
+        layout, _ = await self._layouts.read()
+        readings = await self._signals.read(layout)
+        number = self._written + len(self._pending) + 1
+        parts = await self._read_parts(layout) if number % PARTS_EVERY == 0 or not self._state.parts else Parts()
+        self._pending.append(
+            RecordedLine(
+                self._agent.read_clocks(),
+                resource_readings(
+                    readings.observations, layout.layout, self._with_freeable(parts, layout.layout), self._state.parts
+                ),
+            )
+        )
+        if parts.amounts:
+            self._state.parts = parts.amounts
+        return layout
+
+    async def _read_parts(self, layout: SignalLayout) -> Parts:
+        """Return the use of pods and images; without the pods while the runtime does not answer."""
+        amounts: dict[str, dict[str, float]] = {}
+        with suppress(NodeAgentError, TimeoutError):
+            async with asyncio.timeout(_PODS_WITHIN_S):
+                inventory = await self._pods.read(with_disk=True)
+            found = pod_parts(inventory.facts, layout.layout, layout.others)
+            amounts = {resource: dict(each) for resource, each in found.items()}
+        images = self._current_images()
+        if images is not None:
+            amounts.setdefault(_image_resource(layout.layout), {}).update(images.parts)
+        return Parts(amounts)
+
+    def _with_freeable(self, parts: Parts, layout: FilesystemLayout) -> Parts:
+        images = self._current_images()
+        if images is None or images.freeable is None:
+            return parts
+        return Parts(parts.amounts, {_image_resource(layout): images.freeable})
+
+    def _current_images(self) -> ImageReading | None:
+        images = self._state.images
+        if images is None or self._clock.monotonic_s() - images.at_s > _IMAGES_KEPT_S:
+            return None
+        return images
+
+    async def _write(self) -> None:
+        """Write the pending lines; lines that cannot be written are dropped, which is logged once."""
+        lines, self._pending = self._pending, []
+        if not lines:
+            return
+        try:
+            notice = await asyncio.to_thread(self._file.append, lines)
+        except StoreError as error:
+            self._states.log_once("trend_not_recorded", {"error": str(error)}, state=str(error))
+            return
+        self._written += len(lines)
+        self._states.end("trend_not_recorded")
+        if notice:
+            self._states.logger.warning("store_notice", notice=notice)
+            self._written = len(lines)
+
+    async def _look_ahead(self, layout: SignalLayout) -> None:
+        policy = trend_policy(self._agent.settings, layout)
+        with suppress(StoreError):  # reported by the next write
+            self._state.outlook = await asyncio.to_thread(partial(self._compute, policy))
+
+    def _compute(self, policy: TrendPolicy) -> tuple[ResourceOutlook, ...]:
+        now = self._agent.clock.now()
+        found = (look_ahead(each.resource, each.capacity, each.samples, policy, now) for each in self._file.read())
+        return tuple(each for each in found if each is not None)
+
+
+def trend_policy(settings: Settings, layout: SignalLayout) -> TrendPolicy:
+    """Return what happens on the node at which use, by its settings and its filesystems."""
+    images = None if settings.image_interval_s is None else settings.policy.images
+    return TrendPolicy(layout.thresholds, images, layout.layout)
+
+
+def _image_resource(layout: FilesystemLayout) -> str:
+    signal = Signal.NODEFS_AVAILABLE if layout is FilesystemLayout.SINGLE else Signal.IMAGEFS_AVAILABLE
+    return resource_name(signal)

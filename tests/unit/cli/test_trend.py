@@ -1,0 +1,167 @@
+"""``nodeagent trend``: the outlook in words, the chart with its events, and widths."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.cli.trend import duration_range, forecast_words, next_words, sparkline, trend_view
+from nodeagent.text import display_width
+from nodeagent.trend.documents import (
+    ForecastDocument,
+    GrowthDocument,
+    OutlookDocument,
+    ResourceTrend,
+    Trend,
+    TrendMark,
+    TrendPoint,
+)
+from nodeagent.trend.plan.forecast import Outlook
+from tests.support.manual_clock import MIDNIGHT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GIB = 1 << 30
+HOUR_S, DAY_S = 3600.0, 86_400.0
+HOSTILE = "shop/\x1b[31mred\nline"
+
+
+def forecast(threshold: str = "collection", used: float = 85 * GIB, **fields: Any) -> ForecastDocument:
+    values: dict[str, Any] = {
+        "outlook": Outlook.RANGE,
+        "earliest_s": 2 * HOUR_S,
+        "expected_s": 3 * HOUR_S,
+        "latest_s": 5 * HOUR_S,
+        "rate_per_s": GIB / HOUR_S,
+        "observed_s": 6 * HOUR_S,
+    }
+    return ForecastDocument(threshold=threshold, used=used, **(values | fields))
+
+
+def outlook(*forecasts: ForecastDocument, resource: str = "nodefs.available", **fields: Any) -> OutlookDocument:
+    values: dict[str, Any] = {
+        "used": 78 * GIB,
+        "capacity": 100 * GIB,
+        "observed_at": MIDNIGHT,
+        "growth": (
+            GrowthDocument(part="shop/logger volumes", rate_per_s=0.8 * GIB / HOUR_S, share=0.8),
+            GrowthDocument(part="", rate_per_s=0.2 * GIB / HOUR_S, share=0.2),
+        ),
+        "hours": (None,) * 12 + tuple(number / 12 for number in range(12)),
+    }
+    return OutlookDocument(resource=resource, forecasts=forecasts, **(values | fields))
+
+
+NO_TREND: dict[str, Any] = {
+    "outlook": Outlook.NO_TREND,
+    "earliest_s": None,
+    "expected_s": None,
+    "latest_s": None,
+    "rate_per_s": None,
+}
+UNKNOWN: dict[str, Any] = {**NO_TREND, "outlook": Outlook.UNKNOWN, "observed_s": 240.0}
+REACHED: dict[str, Any] = {**NO_TREND, "outlook": Outlook.REACHED}
+
+
+@pytest.mark.parametrize(
+    ("forecasts", "words"),
+    [
+        ((forecast(),), "image GC at 85% in 2h to 5h, at 1.00 GiB/h, 80% by shop/logger volumes"),
+        ((forecast(latest_s=None),), "image GC at 85% in more than 2h, at 1.00 GiB/h, 80% by shop/logger volumes"),
+        ((forecast(), forecast("hard", 90 * GIB, expected_s=60.0, earliest_s=60.0, latest_s=60.0)),
+         "eviction at 90% in about 1m, at 1.00 GiB/h, 80% by shop/logger volumes"),
+        ((forecast(**REACHED), forecast("hard", 90 * GIB)),
+         "eviction at 90% in 2h to 5h, at 1.00 GiB/h, 80% by shop/logger volumes"),
+        ((forecast(**REACHED), forecast("hard", 90 * GIB, **NO_TREND)), "image GC at 85%: reached"),
+        ((forecast(**NO_TREND),), "no trend"),
+        ((forecast(**UNKNOWN),), "unknown: 4m of readings"),
+    ],
+    ids=["range", "open end", "soonest", "reached and coming", "reached", "no trend", "too few readings"],
+)  # fmt: skip
+def test_the_next_event_in_words(forecasts: Sequence[ForecastDocument], words: str) -> None:
+    assert next_words(outlook(*forecasts)) == words
+
+
+@pytest.mark.parametrize(
+    ("earliest_s", "latest_s", "words"),
+    [
+        (10.0, 20.0, "about 1m"),
+        (90.0, 400.0, "2m to 7m"),
+        (7200.0, 90_000.0, "2h to 1d1h"),
+        (3 * DAY_S, 9 * DAY_S, "3d to 9d"),
+        (0.0, None, "more than 1m"),
+    ],
+)
+def test_times_of_a_range_are_rounded_to_one_unit(earliest_s: float, latest_s: float | None, words: str) -> None:
+    assert duration_range(forecast(earliest_s=earliest_s, latest_s=latest_s)) == words
+
+
+def test_counts_are_counts_and_not_bytes() -> None:
+    pids = outlook(resource="pid.available", used=900, capacity=1000)
+    assert forecast_words(pids, forecast("hard", 990, rate_per_s=1 / 36)) == "eviction at 99% in 2h to 5h, at 100/h"
+
+
+def test_a_sparkline_has_a_cell_for_each_hour_and_shows_gaps() -> None:
+    assert sparkline([None, 0.0, 0.5, 1.0]) == "\u00b7\u2581\u2585\u2588"
+
+
+def record(*marks: TrendMark, gap: bool = False, **fields: Any) -> Trend:
+    points = tuple(
+        TrendPoint(at=MIDNIGHT - timedelta(minutes=10 * number), used=(78 - number / 4) * GIB)
+        for number in reversed(range(144))
+        if not (gap and 40 < number < 80)
+    )
+    found = outlook(forecast(), forecast("hard", 90 * GIB, **NO_TREND), **fields)
+    return Trend(
+        observed_at=MIDNIGHT,
+        since=MIDNIGHT - timedelta(days=1),
+        resources=(ResourceTrend(outlook=found, points=points),),
+        marks=marks,
+    )
+
+
+def shown(trend: Trend, columns: int | None = 80, *, chart: bool = True) -> list[str]:
+    return [line.text for line in trend_view(trend, columns, chart=chart)]
+
+
+def mark(hours_ago: float, kind: str) -> TrendMark:
+    return TrendMark(at=MIDNIGHT - timedelta(hours=hours_ago), kind=kind, text=kind)
+
+
+def test_a_chart_rises_with_the_use_and_marks_events_below_their_time() -> None:
+    lines = shown(record(mark(12, "collection"), mark(6, "eviction"), mark(23.9, "reboot")))
+    top, bottom = lines[1], lines[10]
+    assert top.rstrip()[-1] in "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+    assert top.count("\u2588") < bottom.count("\u2588")
+    marks = lines[11][5:]
+    assert (marks[0], marks[37], marks[56]) == ("R", "c", "E")
+    assert lines[13] == "c collection, E eviction, R reboot"
+
+
+def test_a_time_without_readings_is_empty_in_the_chart() -> None:
+    bottom = shown(record(gap=True))[10][5:]
+    assert " " in bottom[30:50]
+
+
+@pytest.mark.parametrize("columns", [50, 60, 80, 120, 200])
+@pytest.mark.parametrize("chart", [True, False])
+def test_no_line_of_the_chart_is_wider_than_the_terminal(columns: int, chart: bool) -> None:
+    lines = shown(record(mark(1, "eviction")), columns, chart=chart)
+    drawn = lines[:14] if chart else lines[::2]  # sentences are wrapped by the display
+    assert max(map(display_width, drawn)) <= columns
+
+
+def test_names_from_tenants_are_escaped() -> None:
+    hostile = record(growth=(GrowthDocument(part=HOSTILE, rate_per_s=1.0, share=1.0),))
+    for chart in (True, False):
+        text = "\n".join(shown(hostile, 120, chart=chart))
+        assert "\x1b" not in text
+        assert "shop/" in text
+
+
+def test_without_a_record_a_warning_says_so() -> None:
+    empty = Trend(observed_at=MIDNIGHT, since=MIDNIGHT, resources=(), marks=(), warnings=("nothing is recorded yet",))
+    assert shown(empty, chart=False) == ["warning: nothing is recorded yet"]

@@ -1,0 +1,149 @@
+"""What is recorded of a reading: one resource for each filesystem, and a bounded number of parts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from nodeagent.model.pressure import (
+    FilesystemLayout,
+    Footprint,
+    Moment,
+    OtherFilesystem,
+    PodFacts,
+    PodUsage,
+    Signal,
+    SignalReading,
+)
+from nodeagent.trend.plan.readings import (
+    LONGEST_NAME,
+    MOST_PARTS,
+    MOST_RESOURCES,
+    Parts,
+    image_parts,
+    image_sizes,
+    largest_and_fastest,
+    pod_parts,
+    repository_of,
+    resource_readings,
+    shortened,
+)
+from tests.support.manual_clock import MIDNIGHT
+from tests.unit.builders import MIB, graph, image, piece, snapshot
+
+SINGLE, DEDICATED, SPLIT = FilesystemLayout.SINGLE, FilesystemLayout.DEDICATED_IMAGEFS, FilesystemLayout.SPLIT
+DISKS = (Signal.NODEFS_AVAILABLE, Signal.IMAGEFS_AVAILABLE, Signal.CONTAINERFS_AVAILABLE)
+
+
+def signal(name: Signal, available: float = 40.0, path: str = "") -> SignalReading:
+    return SignalReading(name, available, 100.0, Moment(MIDNIGHT, 0.0), path=path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "recorded"),
+    [
+        (SINGLE, ["nodefs.available"]),
+        (DEDICATED, ["nodefs.available", "imagefs.available"]),
+        (SPLIT, ["nodefs.available", "imagefs.available"]),
+    ],
+)
+def test_a_filesystem_with_several_signals_is_recorded_once(layout: FilesystemLayout, recorded: list[str]) -> None:
+    found = resource_readings(map(signal, DISKS), layout, Parts(), {})
+    assert [each.resource for each in found] == recorded
+
+
+def test_use_is_capacity_without_available_and_of_a_stall_the_stalled_share() -> None:
+    found = resource_readings([signal(Signal.MEMORY_AVAILABLE), signal(Signal.IO_PSI_FULL)], SINGLE, Parts(), {})
+    assert [each.used for each in found] == [60.0, 40.0]
+
+
+def test_an_additional_filesystem_has_its_own_resource() -> None:
+    found = resource_readings([signal(Signal.IMAGEFS_AVAILABLE, path="/mnt/b")], SINGLE, Parts(), {})
+    assert [each.resource for each in found] == ["imagefs.available on /mnt/b"]
+
+
+def test_at_most_a_fixed_number_of_resources_is_recorded() -> None:
+    many = [signal(Signal.IMAGEFS_AVAILABLE, path=f"/mnt/{number}") for number in range(3 * MOST_RESOURCES)]
+    assert len(resource_readings(many, DEDICATED, Parts(), {})) == MOST_RESOURCES
+
+
+AMOUNTS = st.dictionaries(st.text(max_size=3), st.floats(0, 1e12), max_size=40)
+
+
+@given(AMOUNTS, AMOUNTS)
+def test_the_largest_part_and_the_one_that_grew_most_are_always_recorded(
+    amounts: dict[str, float], before: dict[str, float]
+) -> None:
+    chosen = largest_and_fastest(amounts, before)
+    assert len(chosen) == len(set(chosen)) <= MOST_PARTS
+    assert set(chosen) <= set(amounts)
+    if amounts:
+        most_growth = max(amounts[part] - before.get(part, 0.0) for part in amounts)
+        assert max(amounts.values()) in {amounts[part] for part in chosen}
+        assert most_growth in {amounts[part] - before.get(part, 0.0) for part in chosen}
+
+
+POD = PodFacts(
+    "u1",
+    "shop",
+    "logger",
+    usage=PodUsage(
+        memory_bytes=7, pids=3, writable=Footprint(10), logs=Footprint(20), volumes=Footprint(30), swap_bytes=1
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("layout", "others", "of_layer", "of_logs"),
+    [
+        (SINGLE, (), "nodefs.available", "nodefs.available"),
+        (DEDICATED, (), "imagefs.available", "nodefs.available"),
+        (SPLIT, (), "nodefs.available", "nodefs.available"),
+        (SINGLE, (OtherFilesystem("/var/log", 5, frozenset()),), "nodefs.available", "nodefs.available on /var/log"),
+    ],
+    ids=["single", "dedicated", "split", "separate logs"],
+)
+def test_each_part_of_a_pod_counts_on_its_filesystem(
+    layout: FilesystemLayout, others: tuple[OtherFilesystem, ...], of_layer: str, of_logs: str
+) -> None:
+    found = pod_parts([POD], layout, others)
+    assert found[of_layer]["shop/logger writable layer"] == 10
+    assert found[of_logs]["shop/logger logs"] == 20
+    assert found["nodefs.available"]["shop/logger volumes"] == 30
+    assert found["memory.available"] == {"shop/logger": 7}
+    assert found["pid.available"] == {"shop/logger": 3}
+
+
+def test_unknown_use_of_a_pod_is_no_part() -> None:
+    assert pod_parts([PodFacts("u", "a", "b"), PodFacts("v", "a", "c", usage=PodUsage())], SINGLE, ()) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "repository"),
+    [
+        ("registry.example:5000/shop/web:v1", "registry.example:5000/shop/web"),
+        ("registry.example:5000/shop/web", "registry.example:5000/shop/web"),
+        ("web", "web"),
+        ("shop/web@sha256:00", "shop/web"),
+        ("shop/web:v1@sha256:00", "shop/web"),
+        ("sha256:0011", ""),
+    ],
+)
+def test_repository_of_an_image_name(name: str, repository: str) -> None:
+    assert repository_of(name) == repository
+
+
+def test_images_count_by_repository_and_a_shared_layer_once() -> None:
+    images = [image("a", "r/web:v1"), image("b", "r/web:v2"), image("c", "r/db:v1")]
+    pieces = [piece("base", 100), piece("v1", 10), piece("v2", 20), piece("db", 5)]
+    ids = [each.id for each in images]
+    references = {ids[0]: ["base", "v1"], ids[1]: ["base", "v2"], ids[2]: ["base", "db"]}
+    seen = snapshot(*images, storage=graph(pieces, references))
+    parts = image_parts(seen, image_sizes(seen))
+    assert parts == {"images of r/web": 130 * MIB, "images of r/db": 5 * MIB}
+
+
+@given(st.text(max_size=400))
+def test_a_name_is_never_longer_than_the_limit(name: str) -> None:
+    assert len(shortened(name)) <= LONGEST_NAME
+    assert shortened(name) == name or len(name) > LONGEST_NAME

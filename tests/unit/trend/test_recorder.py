@@ -1,0 +1,137 @@
+"""The recorder on a simulated node: what it writes, and what a failure costs."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.gc.agent import open_agent
+from nodeagent.gc.plan.policy import Scope
+from nodeagent.loops.passes import LoopStatuses, PassLock
+from nodeagent.settings.loading import load
+from nodeagent.telemetry import logging as log
+from nodeagent.trend.recorder import EVERY_S, RecorderTask
+from nodeagent.trend.sample_file import FILE_NAME, SampleFile
+from tests.sim.content import Layer
+from tests.sim.node import SimNode
+from tests.sim.server import SimServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodeagent.gc.agent import Agent
+
+MIB = 1 << 20
+
+
+class Node:
+    """A simulated node with one used and one unused image, a context, and a log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.state = directory, directory / "state"
+        self.sim = SimNode()
+        self.sim.root_path = str(directory)
+        self.sim.add_image("r/used:v1", layers=[Layer("used", 3 * MIB)], variant="used")
+        self.sim.add_image("r/unused:v1", layers=[Layer("unused", 5 * MIB)], variant="unused")
+        self.sim.add_container(self.sim.add_pod("web"), "main", "r/used:v1")
+        self.sim.advance(86_400)
+        self.stream = io.StringIO()
+
+    @asynccontextmanager
+    async def task(self) -> AsyncIterator[tuple[RecorderTask, DaemonContext, Agent]]:
+        values: dict[str, str | int] = {
+            "runtime.endpoint": f"unix://{self.directory}/cri.sock",
+            "state.directory": str(self.state),
+            "role": "standalone",
+        }
+        settings = load(None, values, {}).config.settings()
+        clock = self.sim.clock
+        context = DaemonContext(
+            settings, log.configure("json", "debug", self.stream), clock, LoopStatuses(clock), PassLock(clock)
+        )
+        async with (
+            SimServer(self.sim, self.directory / "cri.sock"),
+            open_agent(settings, record=True, dry_run=False, clock=clock) as agent,
+        ):
+            yield RecorderTask(context, agent), context, agent
+
+    async def record(self, task: RecorderTask, lines: int) -> None:
+        """Let the task record this number of lines, a minute apart, and stop it."""
+        stop = asyncio.Event()
+        for number in range(lines):
+            await task.step()
+            if number < lines - 1:
+                self.sim.advance(EVERY_S)
+        stop.set()
+        await task.run(stop)
+
+
+async def test_lines_have_all_resources_and_a_stopped_task_writes_the_rest(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with node.task() as (task, _, agent):
+        await node.record(task, 7)
+    found = {each.resource: len(each.samples) for each in SampleFile(node.state).read()}
+    assert found["memory.available"] == 7
+    assert set(found.values()) == {7}
+    assert agent.settings.state_directory == node.state
+
+
+async def test_images_of_a_pass_are_parts_with_what_image_gc_can_free(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with node.task() as (task, context, agent):
+        preview = await agent.collector.prepare(Scope.IMAGES)
+        context.trend.note_images(preview.snapshot, agent.settings.policy.images, 0, node.sim.clock.monotonic_s())
+        await node.record(task, 1)
+        images = context.trend.images
+    assert images is not None
+    assert images.freeable == images.parts["images of r/unused"] > 5 * MIB
+    assert images.parts.keys() == {"images of r/used", "images of r/unused"}
+    recorded = [each for each in SampleFile(node.state).read() if "images of r/used" in each.samples[-1].parts]
+    assert len(recorded) == 1
+    assert recorded[0].samples[-1].freeable == images.freeable
+
+
+async def test_what_a_pass_freed_can_not_be_freed_again(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with node.task() as (_, context, agent):
+        preview = await agent.collector.prepare(Scope.IMAGES)
+        context.trend.note_images(preview.snapshot, agent.settings.policy.images, 0, 0.0)
+        before = context.trend.images
+        context.trend.note_images(preview.snapshot, agent.settings.policy.images, 4 * MIB, 0.0)
+    assert before is not None
+    assert context.trend.images is not None
+    assert (before.freeable or 0) - (context.trend.images.freeable or 0) == 4 * MIB
+
+
+async def test_a_runtime_that_does_not_answer_costs_its_figures_only(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with node.task() as (task, _, _):
+        await task.step()
+    await task.step()
+    stop = asyncio.Event()
+    stop.set()
+    await task.run(stop)
+    lengths = {each.resource: len(each.samples) for each in SampleFile(node.state).read()}
+    assert lengths["memory.available"] == 2
+
+
+async def test_a_record_that_cannot_be_written_is_logged_once_and_ends_nothing(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.state.mkdir()
+    (node.state / FILE_NAME).mkdir()
+    async with node.task() as (task, _, _):
+        await node.record(task, 12)
+    assert node.stream.getvalue().count('"trend_not_recorded"') == 1
+
+
+async def test_the_outlook_has_every_resource_with_its_thresholds(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with node.task() as (task, context, _):
+        await node.record(task, 6)
+    outlook = {each.resource: [one.threshold.name for one in each.forecasts] for each in context.trend.outlook}
+    assert outlook["nodefs.available"] == ["collection", "hard", "full"]
+    assert outlook["memory.available"] == ["hard", "full"]
