@@ -2,9 +2,9 @@
 
 The rate is the median of the slopes between all pairs of 64 medians of a window (Theil and Sen); in a window of two
 days or more only between equal times of day, of two weeks or more only between equal times of the week. The window is
-the whole history, or the recent part of it in which the rate differs from any earlier rate: an ordinary morning, log
-rotation or batch job has occurred before and is no new trend. Up to two isolated steps are excluded; more of them are a
-part of the trend.
+the whole history up to 64 days, or the recent part of it in which the rate differs from any earlier rate: an ordinary
+morning, log rotation or batch job has occurred before and is no new trend. Up to two isolated steps are excluded; more
+of them are a part of the trend.
 
 The error is estimated from the past deviations of the change over a quarter of the window, and grows with the time to
 the threshold. A rate within twice its error is no trend.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import inf, sqrt
 from statistics import median
 from types import MappingProxyType
@@ -30,6 +30,8 @@ HORIZON_S: Final = 90 * 86400.0
 _DAY_S: Final = 86400.0
 _BINS: Final = 64
 _SHORTEST_WINDOW_S: Final = _DAY_S / 64
+_LONGEST_WINDOW_S: Final = _DAY_S * _BINS
+"""Longest window with a median for each day."""
 _FEWEST_MEDIANS: Final = 8
 _TREND_ERRORS: Final = 2.0
 """Smallest rate of a trend, in standard errors."""
@@ -288,7 +290,7 @@ def _trend(points: Sequence[_Point]) -> _Trend | None:
     A longer window with a slightly larger error is preferred, since the rate of the last minutes may be a passing one.
     """
     windows, medians = [_SHORTEST_WINDOW_S], [_medians(points, _SHORTEST_WINDOW_S / 16)]
-    while windows[-1] < -points[0][0]:
+    while windows[-1] < min(-points[0][0], _LONGEST_WINDOW_S):
         halves = [(-(age + 0.5) * windows[-1] / 16, amount) for age, amount in medians[-1].items()]
         windows.append(2 * windows[-1])
         medians.append(_medians(halves, windows[-1] / 16))
@@ -327,10 +329,9 @@ def _fit(points: Sequence[_Point], window_s: float) -> _Trend | None:
     count = oldest - newest + 1
     season = next((round(each / width_s) for each in (7 * _DAY_S, _DAY_S) if count * width_s >= 2 * each), 1)
     slopes = [
-        (medians[age] - medians[before]) / (before - age)
-        for age in medians
-        for before in range(age + season, oldest + 1, season)
-        if before in medians
+        (amount - earlier) / (before - age)
+        for (before, earlier), (age, amount) in combinations(medians.items(), 2)
+        if (before - age) % season == 0
     ]
     lag = max(1, round(count / 4 / season)) * season
     if len(medians) < _FEWEST_MEDIANS or len(slopes) < _FEWEST_MEDIANS:

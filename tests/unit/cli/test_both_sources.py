@@ -47,12 +47,13 @@ READING = {
     "shutdown --dry-run": "ShutdownPlan",
     "shutdown status": "ShutdownStatus",
     "config show --effective": "Config",
+    "trend": "Trend",
     "version": "Version",
 }
 """Control API operation of each read-only command with the option ``--direct``."""
 VOLATILE = re.compile(
     r"_at$|^(id|available|available_bytes|inodes_free|used_percent|pod_memory_bytes|distance|change_per_s|held_s)$"
-    r"|^(observed_since|first_detected|last_used|seconds_left|age_s|unused_s|observed_s)$"
+    r"|^(observed_since|since|first_detected|last_used|seconds_left|age_s|unused_s|observed_s)$"
 )
 """Document fields with readings or times that differ between two observations."""
 
