@@ -121,6 +121,8 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
         roles: all its roles; empty in the response of an older daemon.
         high_percent: usage at which image removal starts; ``None`` for filesystems without image GC.
         low_percent: usage at which image removal stops; ``None`` as for ``high_percent``.
+        high_inodes_percent: usage of inodes at which image removal starts; ``None`` as for ``high_percent``.
+        low_inodes_percent: usage of inodes at which image removal stops; ``None`` as for ``high_percent``.
         capacity_bytes: capacity; absent, like all readings, if the filesystem could not be read.
         nearly_full: sentence with the consequences if less than 5 % of its bytes or inodes are available.
         problem: cause of the failed reading; absent otherwise.
@@ -130,6 +132,8 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
     roles: tuple[str, ...] = ()
     high_percent: int | None
     low_percent: int | None
+    high_inodes_percent: int | None = None
+    low_inodes_percent: int | None = None
     path: str
     capacity_bytes: int | UnsetType = UNSET
     available_bytes: int | UnsetType = UNSET

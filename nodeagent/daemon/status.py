@@ -17,7 +17,7 @@ from nodeagent.daemon.node_filesystems import NodeFilesystemReader
 from nodeagent.daemon.report_document import NodeReport
 from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.eviction.documents import PodUsageDocument, Pressure, SignalDocument
-from nodeagent.eviction.plan.planner import eviction_order
+from nodeagent.eviction.plan.planner import eviction_order, shortage_signal
 from nodeagent.eviction.plan.state import Evaluation, EvictionState
 from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache, SignalLayout, SignalReadings
 from nodeagent.gc.documents.holds import HoldFields
@@ -101,6 +101,8 @@ class StatusReader:
                     roles=tuple(role.value for role in each.roles),
                     high_percent=images.high_threshold_percent if collected else None,
                     low_percent=images.low_threshold_percent if collected else None,
+                    high_inodes_percent=images.high_threshold_inodes_percent if collected else None,
+                    low_inodes_percent=images.low_threshold_inodes_percent if collected else None,
                     nearly_full=each.nearly_full,
                     **values,
                 )
@@ -117,7 +119,7 @@ async def pressure_document(reader: StatusReader, state: EvictionState | None = 
 
 
 async def pods_document(agent: Agent, reader: StatusReader, state: EvictionState | None = None) -> PodUsageDocument:
-    """Return the pods with their usage, in eviction order under memory pressure.
+    """Return the pods with their usage, in eviction order for the current shortage, else for memory pressure.
 
     Raises:
         RuntimeUnavailableError: the runtime does not answer.
@@ -125,11 +127,12 @@ async def pods_document(agent: Agent, reader: StatusReader, state: EvictionState
     role = await agent.evaluate_role()  # facts may be assumed only where no kubelet manages the node
     inventory = await reader.pods()
     layout, _, evaluation, _ = await reader.read(state or EvictionState())
+    signal = shortage_signal(evaluation)
     order = eviction_order(
         evaluation,
         inventory.facts,
         agent.settings.eviction.policy,
-        model.Signal.MEMORY_AVAILABLE,
+        signal,
         layout=layout.layout,
         now=evaluation.at,
         others=layout.others,
@@ -137,6 +140,7 @@ async def pods_document(agent: Agent, reader: StatusReader, state: EvictionState
     )
     return PodUsageDocument.of(
         order,
+        signal=signal,
         observed_at=inventory.observed_at.at,
         warnings=inventory.warnings,
     )

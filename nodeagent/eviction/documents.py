@@ -30,19 +30,27 @@ class ThresholdDocument(Part, frozen=True, kw_only=True):
     Attributes:
         value: the threshold quantity; ``None`` without an accepted reading.
         distance: distance of the reading from ``value``, negative once the threshold is met; ``None`` without a value.
+        grace_period_s: 0 for a hard threshold.
     """
 
     text: str
     value: Number | None
     met: bool
     distance: Number | None
+    grace_period_s: Number = 0.0
 
     @classmethod
     def of(cls, status: ThresholdStatus, available: float) -> ThresholdDocument:
         """Return the document form of a threshold; ``available`` is the reading of its signal."""
         limit = status.limit
         distance = None if limit is None else abs(available - limit) * (-1 if status.met else 1)
-        return cls(text=status.threshold.text, value=limit, met=status.met, distance=distance)
+        return cls(
+            text=status.threshold.text,
+            value=limit,
+            met=status.met,
+            distance=distance,
+            grace_period_s=status.threshold.grace_s,
+        )
 
 
 class SignalDocument(Part, frozen=True, kw_only=True):
@@ -227,7 +235,9 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
     """A pod with its usage; unknown values are ``None``.
 
     Attributes:
-        rank: place in the eviction order under memory pressure, from 1.
+        rank: place in the eviction order for the signal of the document, from 1.
+        frees: amount that returns to the signal if the pod is evicted, in the unit of the signal.
+        frees_at_least: whether the measurement of ``frees`` is incomplete.
         kept_because: reason to keep the pod; ``None`` for an evictable pod.
     """
 
@@ -241,6 +251,8 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
     writable_bytes: int | None
     logs_bytes: int | None
     volumes_bytes: int | None
+    frees: Number | None = None
+    frees_at_least: bool = False
     kept_because: ReasonDocument | None
     facts: PodFactsDocument
 
@@ -251,6 +263,8 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
         return cls.from_value(
             pod,
             rank=ranked.rank,
+            frees=ranked.frees,
+            frees_at_least=ranked.frees_at_least,
             memory_bytes=usage.memory_bytes if usage else None,
             memory_request_bytes=pod.memory_request_bytes.value,
             pids=usage.pids if usage else None,
@@ -263,9 +277,14 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
 
 
 class PodUsageDocument(Document, frozen=True, kw_only=True, tag=SchemaId.POD_USAGE.value):
-    """The pods with their usage, in eviction order under memory pressure."""
+    """The pods with their usage, in eviction order.
+
+    Attributes:
+        signal: signal of the shortage for which the pods are ranked; ``memory.available`` without a shortage.
+    """
 
     observed_at: Time
+    signal: pressure.Signal = pressure.Signal.MEMORY_AVAILABLE
     pods: tuple[RankedPodUsage, ...]
     warnings: tuple[str, ...]
 
@@ -274,12 +293,14 @@ class PodUsageDocument(Document, frozen=True, kw_only=True, tag=SchemaId.POD_USA
         cls,
         order: Iterable[tuple[RankedPod, decision.Reason | None]],
         *,
+        signal: pressure.Signal,
         observed_at: datetime,
         warnings: Iterable[str],
     ) -> PodUsageDocument:
-        """Return the document of the pods in eviction order; see ``eviction_order``."""
+        """Return the document of the pods in eviction order for a signal; see ``eviction_order``."""
         return cls(
             observed_at=observed_at,
+            signal=signal,
             pods=tuple(RankedPodUsage.of(ranked, kept) for ranked, kept in order),
             warnings=tuple(warnings),
         )

@@ -264,6 +264,18 @@ def plan_eviction(  # noqa: PLR0913 - one argument for each input of a pass
         passed_over |= {threshold}
 
 
+def shortage_signal(evaluation: Evaluation) -> pressure.Signal:
+    """Return the signal of the most urgent met threshold that evictions can end; ``memory.available`` without one.
+
+    A met threshold of an additional filesystem counts once it is due, since the pods are ranked by the usage of that
+    filesystem only then.
+    """
+    on_roles = (each for each in evaluation.met if each.threshold.filesystem is None)
+    signals = (each.threshold.signal for each in (*evaluation.acting, *on_roles))
+    relieved = (each for each in signals if MEANINGS[each].resource is not None)
+    return next(relieved, pressure.Signal.MEMORY_AVAILABLE)
+
+
 def eviction_order(  # noqa: PLR0913 - one argument for each input of a pass
     evaluation: Evaluation,
     pods: Iterable[pressure.PodFacts],

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from nodeagent.eviction.plan.ranking import RankedPod
     from nodeagent.model.pressure import PodFacts
     from tests.sim.clock import SimClock
 
@@ -177,6 +178,12 @@ async def _eviction_documents(
     return documents[0], documents[1], rows_of(out[out.index("#  POD") :])
 
 
+def _effect_differences(rows: list[dict[str, Any]], victim: RankedPod) -> Iterator[str]:
+    shown = {each["uid"]: (each["frees"], each["frees_at_least"]) for each in rows}[victim.pod.uid]
+    if shown != (victim.frees, victim.frees_at_least):
+        yield f"top: an eviction frees {shown}, planned {victim.frees, victim.frees_at_least}"
+
+
 def _random_readings(dice: Dice) -> tuple[SignalReading, ...]:
     found = []
     for name, (limit, _) in _READINGS.items():
@@ -214,8 +221,10 @@ def _top_differences(
         expected = str(each["rank"]), codes[each["uid"]] or "evictable", size_cell(each["memory_bytes"])
         if printed != expected:
             yield f"top: {printed}, document {expected}"
-    if planned is None or selected is None or selected.threshold.signal is not Signal.MEMORY_AVAILABLE:
+    if planned is None or selected is None or selected.threshold.signal != top["pods"]["signal"]:
         return
+    if planned.victim is not None and planned.victim.ranked is not None:
+        yield from _effect_differences(rows, planned.victim.ranked)
     order = [(each["uid"], each["rank"]) for each in rows]
     ranking = [(each.pod.uid, each.rank) for each in planned.ranking]
     if order != ranking:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.eviction.plan.planner import effective_grace_s, plan_eviction
+from nodeagent.eviction.plan.planner import effective_grace_s, plan_eviction, shortage_signal
 from nodeagent.eviction.plan.policy import EvictionPolicy
 from nodeagent.model.decision import Verdict
 from nodeagent.model.pressure import UNKNOWN, FactSource, PodLifecycle, QosClass
@@ -293,3 +293,31 @@ def test_pod_is_evicted_by_the_kernels_estimate_until_that_is_above_the_threshol
         [pod("hog")], read(available_mib=117, kernel_mib=8), observations=(read(kernel_mib=300, available_mib=400),)
     )
     assert victim(kept) is None
+
+
+@pytest.mark.parametrize(
+    ("available_mib", "signal"),
+    [
+        ({"memory.available": 500, "nodefs.available": 500}, "memory.available"),
+        ({"memory.available": 500, "nodefs.available": 50}, "nodefs.available"),
+        ({"memory.available": 50, "nodefs.available": 50}, "memory.available"),
+        ({"memory.available": 500, "nodefs.available": 150}, "nodefs.available"),
+        ({}, "memory.available"),
+    ],
+    ids=["no shortage", "disk", "memory is more urgent", "soft threshold in its grace period", "no reading"],
+)
+def test_pods_are_ranked_for_the_most_urgent_shortage(available_mib: Mapping[str, float], signal: str) -> None:
+    limits = thresholds(
+        "memory.available<100Mi,nodefs.available<100Mi",
+        soft="nodefs.available<200Mi",
+        soft_grace_period="nodefs.available=1m",
+    )
+    readings = [read(name, amount) for name, amount in available_mib.items()]
+    assert shortage_signal(evaluated(*readings, limits=limits)) == signal
+
+
+def test_pods_are_not_ranked_for_a_stall_that_no_eviction_ends() -> None:
+    stall = read("io.psi.full", available=90.0, capacity=100.0)
+    found = evaluated(stall, limits=thresholds("io.psi.full>40%"))
+    assert len(found.met) == 1
+    assert shortage_signal(found) == "memory.available"
