@@ -1,7 +1,7 @@
 """Standard output for terminals and pipes: width, colours, and lines of escaped text.
 
 On a terminal, tables are cut at its width and sentences are wrapped between words. Pipes receive full values. The
-library rich is not used, since its import takes longer than most commands.
+library rich is used only for live views (``live``), since its import takes longer than most commands.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
+from itertools import groupby
 from typing import Final, NamedTuple, Self
 
 from nodeagent.text import display_width, escape
@@ -22,6 +24,7 @@ _DIM_AND_COLOURS: Final[Mapping[str, str]] = {
     "bold": "1",
     "dim": "2",
     "italic": "3",
+    "reverse": "7",
     "red": "31",
     "green": "32",
     "yellow": "33",
@@ -74,10 +77,17 @@ class Line:
             self._parts.append((escape(text), style))
         return self
 
-    def append_bar(self, share: float, cells: int, *, bad: bool = False) -> Self:
-        """Append a bar of the used share (0 to 1), filled from the left; return this line."""
-        full = filled_cells(share, cells)
-        return self.append(_FULL * full, "red" if bad else "green").append(_EMPTY * (cells - full), "dim")
+    def append_bar(self, share: float, cells: int, *, bad: bool = False, marks: Iterable[Mark] = ()) -> Self:
+        """Append a bar of the used share (0 to 1), filled from the left, with marks; return this line."""
+        for character, run in groupby(bar(share, cells, marks)):
+            style = {_FULL: "red" if bad else "green", _EMPTY: "dim"}.get(character, "bold")
+            self.append("".join(run), style)
+        return self
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """The escaped texts of the line with their styles."""
+        return tuple(self._parts)
 
     @property
     def text(self) -> str:
@@ -125,10 +135,34 @@ def warning_lines(warnings: Iterable[str]) -> Iterator[Line]:
         yield Line(f"warning: {each}", "yellow")
 
 
-def bar(share: float, cells: int) -> str:
-    """Return a bar of the used share (0 to 1), filled from the left."""
+class MarkKind(StrEnum):
+    """Threshold shown on a bar, as its character on every terminal; of two in one cell the later one is shown."""
+
+    GC_LOW = "["
+    GC_HIGH = "]"
+    SOFT = "!"
+    HARD = "X"
+
+
+class Mark(NamedTuple):
+    """A threshold at a used share; it is not shown unless the share is between 0 and 1."""
+
+    share: float
+    kind: MarkKind
+
+
+def bar(share: float, cells: int, marks: Iterable[Mark] = ()) -> str:
+    """Return a bar of the used share (0 to 1), filled from the left, with thresholds as marks.
+
+    All cells before the mark of a met threshold are filled, and no cell behind the mark of another threshold.
+    """
     full = filled_cells(share, cells)
-    return _FULL * full + _EMPTY * (cells - full)
+    shown = [*_FULL * full, *_EMPTY * (cells - full)]
+    order = list(MarkKind)
+    for each in sorted(marks, key=lambda mark: order.index(mark.kind)):
+        if 0 <= each.share <= 1:
+            shown[min(cells - 1, filled_cells(each.share, cells))] = each.kind.value
+    return "".join(shown)
 
 
 def filled_cells(share: float, cells: int) -> int:
@@ -147,6 +181,11 @@ class Display(NamedTuple):
     columns: int | None = None
     colour: bool = False
 
+    @property
+    def has_screen(self) -> bool:
+        """Whether the output is a terminal on which text can be overwritten."""
+        return self.columns is not None and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
     def write(self, lines: Iterable[Line]) -> None:
         """Write lines; on a terminal wrapped between words."""
         columns = self.columns
@@ -160,34 +199,20 @@ class Display(NamedTuple):
         """Write text with its own line breaks, whose values are escaped."""
         self._write(text)
 
-    @contextmanager
-    def screen(self) -> Iterator[None]:
-        """Use the terminal's alternate screen, with a hidden cursor, in the block; without a terminal, do nothing."""
-        if self.columns is None:
-            yield
-            return
-        self._write("\x1b[?1049h\x1b[?25l")
-        try:
-            yield
-        finally:
-            self._write("\x1b[?25h\x1b[?1049l")
-
-    def repaint(self, lines: Iterable[Line]) -> None:
-        """Overwrite the screen with the lines, limited to the rows of the terminal."""
-        columns, rows = self.columns or _DEFAULT_COLUMNS, _terminal_size()[1]
-        parts = [part for line in lines for part in line.wrapped(columns)][: max(1, rows - 1)]
-        shown = "".join(f"{line.styled() if self.colour else line.text}\x1b[K\n" for line in parts)
-        self._write(f"\x1b[H{shown}\x1b[J")
-
     def _write(self, text: str) -> None:
-        encoding = sys.stdout.encoding or "utf-8"
-        try:
-            text.encode(encoding)
-        except UnicodeEncodeError:
-            plain = "".join(_REPLACEMENTS.get(each, each) for each in text)
-            text = plain.encode(encoding, "backslashreplace").decode(encoding)
-        sys.stdout.write(text)
+        sys.stdout.write(encodable_output(text))
         sys.stdout.flush()
+
+
+def encodable_output(text: str) -> str:
+    """Return text that standard output can encode, with replacements of the same width for drawn characters."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        plain = "".join(_REPLACEMENTS.get(each, each) for each in text)
+        return plain.encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def say(line: str) -> None:
@@ -205,8 +230,12 @@ _WORKING_AFTER_S: Final = 0.5
 
 @contextmanager
 def working() -> Iterator[None]:
-    """Show the elapsed seconds on a terminal while the block takes longer than half a second; clear them at its end."""
-    if not (sys.stdout.isatty() and sys.stderr.isatty()) or os.environ.get("TERM") == "dumb":
+    """Show the elapsed seconds on a terminal while the block takes longer than half a second; clear them at its end.
+
+    Nothing is shown from a thread other than the main thread, such as the reader of a live view.
+    """
+    is_background = threading.current_thread() is not threading.main_thread()
+    if is_background or not (sys.stdout.isatty() and sys.stderr.isatty()) or os.environ.get("TERM") == "dumb":
         yield
         return
     done, terminal = threading.Event(), sys.stderr

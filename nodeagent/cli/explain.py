@@ -46,7 +46,7 @@ def show(source: Source, name: str, form: str) -> None:
     if not found.explanations and not found.past:
         hint = f"; did you mean {' or '.join(found.similar)}?" if found.similar else ""
         fail(f"{name}: no such image, container or pod on this node or in the history{hint}", ExitCode.USAGE)
-    show_document(found, form, _lines)
+    show_document(found, form, explanation_lines)
 
 
 def show_reason(code: str) -> None:
@@ -69,7 +69,8 @@ def show_reason(code: str) -> None:
     standard_output().write(lines)
 
 
-def _lines(found: ExplanationDocument, _: int | None) -> Iterator[Line]:
+def explanation_lines(found: ExplanationDocument, _: int | None = None) -> Iterator[Line]:
+    """Yield the verdicts of all found items with their details, then the past removals."""
     for number, each in enumerate(found.explanations):
         if number:
             yield Line()

@@ -140,6 +140,7 @@ def _shown(document: Path) -> str:
 EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "status": (
         ("Show the node, the loops and the last passes", "nodeagent status"),
+        ("Show them live, until q or Ctrl-C", "nodeagent status -w"),
         ("Wait until the agent is running and ready", "until nodeagent status >/dev/null; do sleep 1; done"),
     ),
     "images": (

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ from msgspec import structs
 from nodeagent.api.common import Document, encode
 from nodeagent.cli.display import Display, Line, standard_output, warn, warning_lines
 from nodeagent.cli.listing import CONTAINERS, IMAGES, PODS, Column, ListOptions, ListScope, ListView
-from nodeagent.cli.reading import ask, print_document, read_preview, read_runtime, watching
+from nodeagent.cli.reading import ask, print_document, read_preview, read_runtime
 from nodeagent.cli.table import EMPTY, Heading, Row, fitted_lines, short_reference, table_lines
 from nodeagent.errors import UsageError
 from nodeagent.gc.documents import lists
@@ -270,22 +271,26 @@ class ListRequest(NamedTuple, Generic[R]):
             now_of: returns the time that ages are computed for.
             below: returns further lines below a table on a terminal.
         """
-        display, previous, document = standard_output(), None, first
-        paints = self.options.is_table and display.columns is not None
-        with watching("table", again=paints):
-            while True:
-                rows = self.selected(getattr(document, self.view.rows))
-                watched = [self.view.watched(row) for row in rows]
-                if paints:
-                    table = self.table(rows, now_of(document), display) if rows else [Line(self._none(empty))]
-                    warnings = warning_lines(getattr(document, "warnings", ()))
-                    display.repaint([*warnings, *table, *below(document)])
-                elif watched != previous:
-                    self.print(document, empty=empty, now=now_of(document))
-                    sys.stdout.flush()
-                previous = watched
-                time.sleep(self.options.watch_s or 0)
-                document = read()
+        every_s = self.options.watch_s or 0.0
+        if self.options.is_table and standard_output().has_screen:
+            from nodeagent.cli.live import Scrolled, show_live  # noqa: PLC0415 - rich is slow to import
+
+            def lines(document: W, columns: int) -> list[Line]:
+                rows, now = self.selected(getattr(document, self.view.rows)), now_of(document)
+                table = self.table(rows, now, Display(columns)) if rows else [Line(self._none(empty))]
+                return [*warning_lines(getattr(document, "warnings", ())), *table, *below(document)]
+
+            show_live(first, read, every_s, Scrolled(lines))
+            return
+        previous, document = None, first
+        while True:
+            watched = [self.view.watched(row) for row in self.selected(getattr(document, self.view.rows))]
+            if watched != previous:
+                self.print(document, empty=empty, now=now_of(document))
+                sys.stdout.flush()
+            previous = watched
+            time.sleep(every_s)
+            document = read()
 
     def _print_values(self, document: Document) -> None:
         """Print the values of a template, or the custom columns of each row."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from nodeagent.cli.reading import View, open_for_command, run_async, show_document, watching
+from nodeagent.cli.reading import event_loop, open_for_command
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction.documents import Pressure
 from nodeagent.eviction.plan.state import EvictionState
@@ -16,14 +17,12 @@ from nodeagent.record import replace
 from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
-    from nodeagent.eviction.settings import EvictionSettings
     from nodeagent.settings.settings import Settings
 
 
-def show_readings(
-    settings: Settings, hard: str, memory_source: str, form: str, watch_s: float | None, view: View[Pressure]
-) -> bool:
-    """Print the signals, every ``watch_s`` seconds or once; return whether the last reading met a threshold.
+@contextmanager
+def node_pressure(settings: Settings, hard: str, memory_source: str) -> Iterator[Callable[[], Pressure]]:
+    """Yield a function that reads the signals, with the trend since its last call; any thread may call it.
 
     ``hard`` and ``memory_source`` are those of ``pressure.show``.
 
@@ -37,29 +36,21 @@ def show_readings(
         raise UsageError(f"--hard: {error}") from error
     if memory_source:
         chosen = replace(chosen, memory_source=MemorySource(memory_source))
-    return run_async(_show(settings, chosen, form, watch_s, view))
+    reader = EvictionSignalReader(chosen, SystemClock(), pod_log_root=settings.pod_log_root)
+    with event_loop() as run:
+        layout, problem = run(_read_layout(settings, reader))
+        problems = (problem,) if problem else ()
+        earlier: SignalReadings | None = None
+        state = EvictionState()
 
+        def read() -> Pressure:
+            nonlocal earlier, state
+            found = run(reader.evaluate(layout, state))
+            document = Pressure.of(layout, found.readings, found.evaluation, (*problems, *found.warnings), earlier)
+            earlier, state = found.readings, found.evaluation.state
+            return document
 
-async def _show(
-    settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None, view: View[Pressure]
-) -> bool:
-    clock = SystemClock()
-    reader = EvictionSignalReader(chosen, clock, pod_log_root=settings.pod_log_root)
-    layout, problem = await _read_layout(settings, reader)
-    earlier: SignalReadings | None = None
-    state = EvictionState()
-    again = watch_s is not None
-    with watching(form, again=again):
-        while True:
-            found = await reader.evaluate(layout, state)
-            state = found.evaluation.state
-            warnings = (*((problem,) if problem else ()), *found.warnings)
-            document = Pressure.of(layout, found.readings, found.evaluation, warnings, earlier)
-            show_document(document, form, view, again=again)
-            if watch_s is None:
-                return bool(found.evaluation.met)
-            earlier = found.readings
-            await asyncio.sleep(watch_s)
+        yield read
 
 
 async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tuple[SignalLayout, str]:

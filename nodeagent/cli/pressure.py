@@ -11,7 +11,16 @@ from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import Line, bar, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import load_settings, watch_document
-from nodeagent.cli.table import Heading, Table, is_stall, short_amount, signal_name, size_cell, used_share
+from nodeagent.cli.table import (
+    Heading,
+    Table,
+    is_stall,
+    short_amount,
+    signal_name,
+    size_cell,
+    threshold_marks,
+    used_share,
+)
 from nodeagent.eviction.documents import Pressure, SignalDocument
 from nodeagent.text import Cut
 from nodeagent.units import format_bytes
@@ -53,11 +62,12 @@ def show(
     agent = daemon_for_user(config, fields, root_too=True, direct=direct, refusal_matters=False)
     if agent is not None:
         pressure = watch_document(lambda: agent.call("Pressure", Pressure), form, watch_s, view)
-        met = any(each.met for signal in pressure.signals for each in signal.thresholds)
     else:
-        from nodeagent.cli.local_pressure import show_readings  # noqa: PLC0415 - not needed if the daemon responds
+        from nodeagent.cli.local_pressure import node_pressure  # noqa: PLC0415 - not needed if the daemon responds
 
-        met = show_readings(load_settings(config, overrides), hard, memory_source, form, watch_s, view)
+        with node_pressure(load_settings(config, overrides), hard, memory_source) as read:
+            pressure = watch_document(read, form, watch_s, view)
+    met = any(each.met for signal in pressure.signals for each in signal.thresholds)
     sys.exit(ExitCode.FAILED if met else ExitCode.DONE)
 
 
@@ -78,7 +88,7 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
         values = _numbers(each)
         table.add(
             signal_name(each),
-            f"{bar(used_share(each), _BAR if wide else _SHORT_BAR)} {used_share(each):>4.0%}",
+            f"{bar(used_share(each), _BAR if wide else _SHORT_BAR, threshold_marks(each))} {used_share(each):>4.0%}",
             *(values[title] for title in numbers),
             "exceeded" if exceeded else "ok" if each.thresholds else "",
             style="bold red" if exceeded else "",

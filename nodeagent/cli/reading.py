@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from nodeagent.api.client import DaemonAbsentError
 from nodeagent.api.common import Document, encode
@@ -26,6 +27,7 @@ from nodeagent.cli.options import OPTIONS, Source
 if TYPE_CHECKING:
     import asyncio
 
+    from nodeagent.cli.live import Screen
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.agent_parts import Previews
     from nodeagent.runtime.cri import CriClient
@@ -37,6 +39,14 @@ T = TypeVar("T")
 View = Callable[[D, int | None], Iterable[Line]]
 ReadNode = Callable[["Agent"], Coroutine[Any, Any, D]]
 """Function that creates the document from an agent of this node; its imports are deferred."""
+
+
+class RunCoroutine(Protocol):
+    """Function that runs a coroutine and returns its result."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> T:
+        """Return the result of a coroutine."""
+
 
 OBSERVED_WITHIN_S: Final = 300.0
 """Response timeout of an operation that observes the node, possibly after the observations of other clients."""
@@ -205,41 +215,62 @@ def print_document(document: Document, form: str) -> None:
     sys.stdout.write(text)
 
 
-@contextmanager
-def watching(form: str, *, again: bool) -> Iterator[None]:
-    """Use the terminal's alternate screen for a table that is printed repeatedly."""
-    if not again or form != "table":
-        yield
-        return
-    with standard_output().screen():
-        yield
-
-
-def show_document(document: D, form: str, view: View[D], *, again: bool = False) -> None:
+def show_document(document: D, form: str, view: View[D]) -> None:
     """Print a document in an output format.
 
     Args:
         document: the document.
         form: ``table``, ``json`` or ``yaml``.
         view: returns the lines for the form ``table``, given the terminal width; ``None`` without a terminal.
-        again: whether a table on a terminal overwrites the previous table.
     """
     if form != "table":
         print_document(document, form)
         sys.stdout.flush()
         return
     display = standard_output()
-    write = display.repaint if again and display.columns is not None else display.write
-    write(view(document, display.columns))
+    display.write(view(document, display.columns))
 
 
-def watch_document(read: Callable[[], D], form: str, watch_s: float | None, view: View[D]) -> D:
-    """Read and print a document once or every ``watch_s`` seconds; return the last document."""
-    again = watch_s is not None
-    with watching(form, again=again):
-        while True:
-            document = read()
-            show_document(document, form, view, again=again)
-            if watch_s is None:
-                return document
-            time.sleep(watch_s)
+def watch_document(
+    read: Callable[[], D], form: str, watch_s: float | None, view: View[D], screen: Screen[D] | None = None
+) -> D:
+    """Read and show a document once or every ``watch_s`` seconds; return the last document.
+
+    Args:
+        read: returns the current document.
+        form: as in :func:`show_document`.
+        watch_s: interval in seconds; ``None`` prints once.
+        view: as in :func:`show_document`.
+        screen: the live view of a table on a terminal; ``None`` for the lines of ``view``.
+    """
+    document = read()
+    if watch_s is not None and form == "table" and standard_output().has_screen:
+        from nodeagent.cli.live import Scrolled, show_live  # noqa: PLC0415 - rich is slow to import
+
+        return show_live(document, read, watch_s, screen or Scrolled(view))
+    while True:
+        show_document(document, form, view)
+        if watch_s is None:
+            return document
+        time.sleep(watch_s)
+        document = read()
+
+
+@contextmanager
+def event_loop() -> Iterator[RunCoroutine]:
+    """Yield a function that returns the result of a coroutine, run on an event loop in a thread of its own.
+
+    Any thread may call the function. Coroutines that still run at the end of the block are cancelled.
+    """
+    import asyncio  # noqa: PLC0415 - not needed if the daemon responds
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        loop.set_exception_handler(_report_fault)
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        try:
+            yield lambda work: asyncio.run_coroutine_threadsafe(work, loop).result()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()

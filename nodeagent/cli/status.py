@@ -1,4 +1,4 @@
-"""``nodeagent status`` and ``nodeagent top``: the status of the node and the daemon, once or until interrupted.
+"""``nodeagent status``: the status of the node and the daemon, once or until interrupted; readings for ``top`` too.
 
 The document is read from the running daemon; without a daemon, the command reads the node directly.
 """
@@ -9,30 +9,25 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple
 
-from msgspec import UnsetType, structs
+from msgspec import structs
 
 from nodeagent.api.client import DaemonAbsentError
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.reading import load_settings, open_for_command, watch_document
-from nodeagent.cli.table import Heading, Table, ago, amount, done_cell, is_stall, signal_name, size_cell, used_share
-from nodeagent.daemon.documents import Status, Top
-from nodeagent.eviction.documents import FactDocument, PodUsageDocument, RankedPodUsage, SignalDocument
+from nodeagent.cli.gauges import gauge_lines, given
+from nodeagent.cli.reading import OBSERVED_WITHIN_S, event_loop, load_settings, open_for_command, watch_document
+from nodeagent.cli.table import Heading, Table, ago, done_cell, size_cell
+from nodeagent.daemon.documents import Status
+from nodeagent.eviction.documents import PodUsageDocument
+from nodeagent.gc.documents.passes import ExplanationDocument
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.text import Cut, escape, fit
-from nodeagent.units import format_bytes, format_duration, format_local_time
+from nodeagent.units import format_duration, format_local_time
 
-T = TypeVar("T")
-
-_BAR: Final = 30
-_SHORT_BAR: Final = 16
-_WIDE: Final = 120
-_LABEL: Final = 16
 _PASSES: Final = 5
-_PODS: Final = 40
 _STYLES: Final[Mapping[str, str]] = {"disabled": "dim", "paused": "yellow", "running": "cyan", "waiting": ""}
 _BAD_RESULTS: Final = ("crashed", "failed", "runtime-unavailable")
 
@@ -44,48 +39,60 @@ def show_status(config: Path | None, form: str, *, watch_s: float | None) -> Non
         DaemonRefusedError: the daemon refuses this user.
         NodeAgentError: no daemon is running, and the node cannot be read.
     """
-    with _sources(config) as (read, _):
-        status = watch_document(read, form, watch_s, status_view)
+    with node_reader(config) as reader:
+        status = watch_document(reader.status, form, watch_s, status_view)
     sys.exit(ExitCode.DONE if status.agent.ready is True else ExitCode.FAILED)
 
 
-def show_top(config: Path | None, form: str, *, watch_s: float | None) -> None:
-    """Print the eviction signals and the pods of the node, once or every ``watch_s`` seconds.
+class NodeReader(NamedTuple):
+    """Functions that read documents from the daemon, or from the node without a daemon.
 
-    Raises:
-        DaemonRefusedError: the daemon refuses this user.
-        NodeAgentError: the node cannot be read.
+    Attributes:
+        status: returns the status.
+        pods: returns the pods in eviction order.
+        explain: returns the explanation of an image, container or pod.
     """
-    with _sources(config) as (read, read_pods):
-        watch_document(lambda: Top.of(read(), read_pods()), form, watch_s, top_view)
+
+    status: Callable[[], Status]
+    pods: Callable[[], PodUsageDocument]
+    explain: Callable[[str], ExplanationDocument]
 
 
 @contextmanager
-def _sources(config: Path | None) -> Iterator[tuple[Callable[[], Status], Callable[[], PodUsageDocument]]]:
-    """Yield functions that read the status and the pods from the daemon, or from the node without a daemon."""
+def node_reader(config: Path | None) -> Iterator[NodeReader]:
+    """Yield the functions that read the node; any thread may call them, one at a time.
+
+    Raises:
+        DaemonRefusedError: the daemon refuses this user.
+        NodeAgentError: no daemon is running, and the node cannot be read.
+    """
     try:
         agent = connected(config)
     except DaemonAbsentError as error:
         problem = str(error)
     else:
-        yield lambda: agent.call("Status", Status), lambda: agent.call("Pods", PodUsageDocument)
+        yield NodeReader(
+            lambda: agent.call("Status", Status),
+            lambda: agent.call("Pods", PodUsageDocument),
+            lambda name: agent.call("Explain", ExplanationDocument, {"name": name}, within_s=OBSERVED_WITHIN_S),
+        )
         return
-    import asyncio  # noqa: PLC0415 - needed only without a daemon
-
     from nodeagent.daemon.status import StatusReader, pods_document, status_document  # noqa: PLC0415
+    from nodeagent.gc.documents.readings import explain_items  # noqa: PLC0415
 
     settings = load_settings(config, {})
-    with asyncio.Runner() as runner:
+    with event_loop() as run:
         opened = open_for_command(settings, record=False)
-        node = runner.run(opened.__aenter__())
+        node = run(opened.__aenter__())
         reader = StatusReader(node)
         try:
-            yield (
-                lambda: _with_warning(runner.run(status_document(node, reader, None)), problem),
-                lambda: runner.run(pods_document(node, reader)),
+            yield NodeReader(
+                lambda: _with_warning(run(status_document(node, reader, None)), problem),
+                lambda: run(pods_document(node, reader)),
+                lambda name: run(explain_items(node, name)),
             )
         finally:
-            runner.run(opened.__aexit__(None, None, None))
+            run(opened.__aexit__(None, None, None))
 
 
 def _with_warning(status: Status, warning: str) -> Status:
@@ -96,7 +103,7 @@ def status_view(status: Status, columns: int | None) -> Iterator[Line]:
     """Yield the status document as one screen, ``columns`` wide."""
     yield from _head(status)
     yield Line()
-    yield from gauges(status, columns)
+    yield from gauge_lines(status, columns)
     if status.loops:
         yield Line()
         yield from _loop_table(status).lines(columns)
@@ -106,7 +113,7 @@ def status_view(status: Status, columns: int | None) -> Iterator[Line]:
                 yield Line(f"{loop.name}: {loop.why or loop.detail}", "red" if bad else "dim")
     if status.last_passes:
         yield Line()
-        yield from _pass_table(status).lines(columns)
+        yield from pass_table(status).lines(columns)
     for hold in status.holds:
         left = format_duration(hold.seconds_left)
         target = escape(hold.image or "all images")
@@ -134,9 +141,10 @@ def _loop_table(status: Status) -> Table:
     return table
 
 
-def _pass_table(status: Status) -> Table:
+def pass_table(status: Status, most: int = _PASSES) -> Table:
+    """Return the newest passes of the collection and of the eviction."""
     table = Table("LAST PASSES", "TRIGGER", "SCOPE", "RESULT", "REMOVED", Heading("FREED", right=True))
-    for past in status.last_passes[:_PASSES]:
+    for past in status.last_passes[:most]:
         table.add(
             ago(past.started_at, status.observed_at),
             past.trigger,
@@ -148,40 +156,7 @@ def _pass_table(status: Status) -> Table:
     return table
 
 
-def top_view(status: Top, columns: int | None) -> Iterator[Line]:
-    """Yield the signals and the pods in eviction order, ``columns`` wide."""
-    yield from _head(status)[:1]
-    yield from gauges(status, columns)
-    yield Line()
-    yield Line("pods in eviction order for memory.available", "dim")
-    wide = columns is None or columns >= _WIDE
-    numbers = [Heading(title, right=True) for title in ("MEMORY", "REQUEST", "DISK", "PRIORITY")]
-    pod = Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16)
-    more_columns = (Heading("PIDS", right=True), Heading("QOS")) if wide else ()
-    table = Table(Heading("#", right=True), pod, *numbers, *more_columns, "REASON")
-    pods = status.pods
-    for each in pods.pods[:_PODS]:
-        facts, protection = each.facts, each.kept_because
-        table.add(
-            str(each.rank),
-            f"{each.namespace}/{each.name}",
-            size_cell(each.memory_bytes),
-            ("~" if each.memory_request_bytes and facts.memory_request_bytes.source == "inferred" else "")
-            + size_cell(each.memory_request_bytes),
-            size_cell(_disk_bytes(each)),
-            _fact(facts.priority),
-            *(["?" if each.pids is None else str(each.pids), _fact(facts.qos)] if wide else []),
-            "evictable" if protection is None else str(protection.code),
-            style="" if protection is None else "dim",
-        )
-    yield from table.lines(columns)
-    more = len(pods.pods) - _PODS
-    if more > 0:
-        yield Line(f"and {more} more pods", "dim")
-    yield from warning_lines((*status.warnings, *pods.warnings))
-
-
-def _state(status: Status) -> Line:
+def state_line(status: Status) -> Line:
     """Return the state of the agent in one line."""
     agent, paused, waiting = status.agent, status.paused, status.waiting
     first = Line(f"nodeagent {agent.version}  ", "bold")
@@ -210,7 +185,7 @@ def _state(status: Status) -> Line:
 
 def _head(status: Status) -> list[Line]:
     agent, runtime = status.agent, status.runtime
-    lines = [_state(status)]
+    lines = [state_line(status)]
     if runtime.up:
         role = f"{agent.role} ({agent.role_because})"
         lines.append(Line(f"{runtime.name} {runtime.version} at {runtime.endpoint}, {role}", "dim"))
@@ -273,74 +248,3 @@ def _image_use(status: Status) -> list[Line]:
         until = format_local_time(clock.untrusted_until)
         lines.append(Line(f"clock: {clock.detail}; nothing is removed by age before {until}", "bold yellow"))
     return lines
-
-
-def given(value: T | UnsetType) -> T | None:
-    """Return the value of a field that a document may lack; ``None`` without the field."""
-    return None if isinstance(value, UnsetType) else value
-
-
-def _is_shown(signal: SignalDocument) -> bool:
-    """Return whether a signal is shown: memory, process ids, stalls from 1%, and any signal above its threshold."""
-    if any(each.met for each in signal.thresholds):
-        return True
-    return signal.available >= 1 if is_stall(signal) else signal.signal in ("memory.available", "pid.available")
-
-
-def gauges(status: Status, columns: int | None) -> Iterator[Line]:
-    """Yield bars of filesystems, memory, process ids, stalls and every exceeded signal; then the conditions.
-
-    A bar is filled by the used share or the stalled share of time. On a narrow terminal bars are shorter, and paths and
-    lower shares of used inodes are omitted.
-    """
-    wide = columns is None or columns >= _WIDE
-    cells = _BAR if wide else _SHORT_BAR
-    signals = [each for each in status.signals if _is_shown(each)]
-    names = (*(each.name for each in status.filesystems), *map(signal_name, signals))
-    label = max((_LABEL, *map(len, names)))
-    for each in status.filesystems:
-        used, high = given(each.used_percent), each.high_percent
-        capacity_bytes, available_bytes = given(each.capacity_bytes), given(each.available_bytes)
-        if used is None or capacity_bytes is None or available_bytes is None:
-            yield Line(f"{each.name} {each.path}: {each.problem}", "bold red")
-            continue
-        used_bytes = capacity_bytes - available_bytes
-        line = Line(f"{each.name:<{label}} ").append_bar(used / 100, cells, bad=high is not None and used >= high)
-        line.append(f" {used:>3}%", "bold")
-        line.append(f" {format_bytes(used_bytes)} of {format_bytes(capacity_bytes)}")
-        inodes = given(each.inodes) or 0
-        inodes_used = 100 - 100 * (given(each.inodes_free) or 0) // inodes if inodes else 0
-        if inodes and (wide or inodes_used > used):
-            line.append(f", inodes {inodes_used}%")
-        if high is not None:
-            line.append(f" (high {high}%, low {each.low_percent}%)", "dim")
-        more = ", ".join(role for role in each.roles if role not in each.name.split())
-        yield line.append(f" {each.path} ({more})" if more else f" {each.path}", "dim") if wide else line
-    for signal in signals:
-        met = [one for one in signal.thresholds if one.met]
-        share = used_share(signal)
-        line = Line(f"{signal_name(signal):<{label}} ").append_bar(share, cells, bad=bool(met))
-        line.append(f" {share:>4.0%}", "bold")
-        if is_stall(signal):
-            line.append(" stalled")
-        else:
-            line.append(f" {amount(signal, signal.available)} available of {amount(signal, signal.capacity)}")
-            line.append(f" (limited by {signal.limited_by})" if wide and signal.limited_by else "", "dim")
-        yield line.append("".join(f"  exceeded: {one.text}" for one in met), "bold red")
-    found, nearly_full = ", ".join(status.conditions), [each.nearly_full for each in status.filesystems]
-    if found or not any(nearly_full):
-        yield Line(found or "no pressure", "bold red" if found else "green")
-    for sentence in filter(None, nearly_full):
-        yield Line(escape(sentence), "bold red")
-    for statement in status.unrelieved:
-        yield Line(statement, "bold red")
-
-
-def _disk_bytes(pod: RankedPodUsage) -> int | None:
-    """Return the sum of the known disk usage values of a pod, in bytes; ``None`` if no value is known."""
-    parts = [each for each in (pod.writable_bytes, pod.logs_bytes, pod.volumes_bytes) if each is not None]
-    return sum(parts) if parts else None
-
-
-def _fact(fact: FactDocument) -> str:
-    return "?" if fact.value is None else str(fact.value)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from nodeagent.cli.display import Line
+from nodeagent.cli.display import Line, Mark, MarkKind
 from nodeagent.text import Cut, display_width, escape, fit
 from nodeagent.units import format_bytes, format_duration
 
@@ -265,8 +265,23 @@ def is_stall(signal: SignalDocument) -> bool:
 
 def used_share(signal: SignalDocument) -> float:
     """Return the used share of a resource or the stalled share of time, from 0 to 1; 0 if it is unknown."""
-    share = signal.available / signal.capacity if signal.capacity else 1.0
-    return min(1.0, max(0.0, signal.available / 100 if is_stall(signal) else 1.0 - share))
+    return min(1.0, max(0.0, share_at(signal, signal.available)))
+
+
+def share_at(signal: SignalDocument, available: float) -> float:
+    """Return the share of :func:`used_share` for another amount, such as a threshold; it can be below 0."""
+    if is_stall(signal):
+        return available / 100
+    return 1.0 - available / signal.capacity if signal.capacity else 0.0
+
+
+def threshold_marks(signal: SignalDocument) -> tuple[Mark, ...]:
+    """Return the thresholds of a signal as marks on the bar of its used share."""
+    return tuple(
+        Mark(share_at(signal, each.value), MarkKind.SOFT if each.grace_period_s else MarkKind.HARD)
+        for each in signal.thresholds
+        if each.value is not None
+    )
 
 
 def amount(signal: SignalDocument, value: float) -> str:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
+from rich.text import Text
 
+from nodeagent.cli.display import Line, encodable_output
 from nodeagent.cli.table import short_reference
 from nodeagent.text import escape, escape_lines
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from nodeagent.gc.executor import Result
 
 _DOCUMENT_COLUMNS: Final = 100
@@ -43,6 +43,16 @@ class SafeConsole(Console):
                 yield segment
             else:
                 yield Segment(shown, segment.style)
+
+
+def text_of(lines: Iterable[Line]) -> Text:
+    """Return lines as one text that is neither wrapped nor searched for markup, in characters of standard output."""
+    text = Text(no_wrap=True, overflow="crop", end="")
+    for number, line in enumerate(lines):
+        text.append("\n" if number else "")
+        for part, style in line.parts:
+            text.append(encodable_output(part), style)
+    return text
 
 
 def styled_markdown(text: str) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _GAP: Final = 2
 _HEADING: Final = re.compile(r"[A-Z#][A-Z# ]*(  +[A-Z#…][A-Z# …]*)+")
-_BAR: Final = re.compile(r"([█░]+)( +)(\d+%)")
+_BAR: Final = re.compile(r"([█░!X]*[█░][█░!X]*)( +)(\d+%)")
 _READING: Final = re.compile(r"[-<>]?[\d.,]+\S*")
 _SHORT_AGE: Final = re.compile(r"(?<!\S)(\d{1,2}(m\d{1,2})?s|\d{1,2}m|\d{1,3}ms|now$)\b")
 
@@ -89,7 +89,11 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\(59m\d\ds left\)", "(59m59s left)"),
         (r"^warning: deleted files that are open: .*\n", ""),  # depends on the privileges of the tests
         (r"^(?:memory|io|cpu)\.psi\.\w+ .*\n", ""),
-        (r"^(nodefs|memory\.available|pid\.available)( +)[█░].*(?:\n  .*)*$", r"\1\2..."),
+        (r"^(nodefs|memory|pids) +[█░!X].*(?:\n  .*)*$", r"\1 ..."),
+        (r"^(imagefs(?: = nodefs)?) +[█░\[\]!X]+ +(\d+%)  \S+ of", r"\1 ... \2  ### of"),
+        (r"^(imagefs(?: = nodefs)? \.\.\. .* of \S+ \wiB)\s+(?=images:|pods:|exceeded:)", r"\1  "),
+        (r"^(imagefs(?: = nodefs)? \.\.\. .*?) {2,}inodes .*$", r"\1"),  # where they fit
+        (r"^nodefs inodes .*\n(?:  .*\n)*", ""),
         (r"^(eviction +)(?:waiting|running|paused) .*$", r"\1..."),
         (r"^eviction: maintenance of .*\n(?:  .*\n)*", ""),
         (r"\bhold \d\b", "hold 9"),

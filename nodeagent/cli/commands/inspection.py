@@ -1,6 +1,5 @@
 """Commands that inspect the node and the daemon."""
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -290,6 +289,8 @@ def status(
 ) -> None:
     """Show the state of node and agent on one screen.
 
+    Bars are filled by the used share. Marks are thresholds: [ and ] where image GC stops and starts, ! and X of soft
+    and hard evictions. The next action of the agent is beside the bar.
     The exit code is 1 unless the agent is running and ready.
     """
     from nodeagent.cli.status import show_status  # noqa: PLC0415
@@ -303,14 +304,15 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and exit")] = False,
     every: options.EveryOption = 2.0,
 ) -> None:
-    """Show signals and pods in eviction order, refreshed.
+    """Show resources and pods in eviction order, live.
 
+    FREES is the amount that an eviction returns to the resource in shortage, ? if unknown. Keys: r, m, d and p sort the
+    pods by rank, memory, disk usage and process ids; the arrow keys select a pod, Enter explains it; ? lists all keys.
     Without a terminal, or with an output format other than table, the command prints once.
     """
-    from nodeagent.cli.status import show_top  # noqa: PLC0415
+    from nodeagent.cli.top import show_top  # noqa: PLC0415
 
-    live = not once and output is options.Output.TABLE and sys.stdout.isatty()
-    show_top(config, output.value, watch_s=every if live else None)
+    show_top(config, output.value, watch_s=None if once else every)
 
 
 def trend(

@@ -24,7 +24,8 @@ from nodeagent.cli.du import breakdown_lines
 from nodeagent.cli.evict import eviction_lines
 from nodeagent.cli.pressure import pressure_view, wide_view
 from nodeagent.cli.shutdown import shutdown_lines
-from nodeagent.cli.status import status_view, top_view
+from nodeagent.cli.status import status_view
+from nodeagent.cli.top import top_view
 from nodeagent.daemon.documents import Status, Top
 from nodeagent.eviction.documents import EvictionPreview, Pressure
 from nodeagent.gc.documents.passes import DiskUsageDocument

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import example, given, strategies as st
 
-from nodeagent.cli.display import Display, Line, bar
+from nodeagent.cli.display import Display, Line, Mark, MarkKind, bar
 from nodeagent.cli.table import Heading, Row, Table, fitted_lines, table_lines
 from nodeagent.text import Cut, display_width, escape, fit
 
@@ -116,6 +116,43 @@ def test_bar_is_filled_from_the_left_by_the_used_share(share: float, filled: int
     assert bar(share, 10) == "█" * filled + "░" * (10 - filled)
 
 
+def mark(percent: float, kind: str) -> Mark:
+    return Mark(percent / 100, MarkKind(kind))
+
+
+@pytest.mark.parametrize(
+    ("used", "marks", "shown"),
+    [
+        pytest.param(50, [mark(85, "]"), mark(60, "[")], "█████░[░]░", id="thresholds ahead"),
+        pytest.param(90, [mark(60, "["), mark(85, "]")], "██████[█]░", id="met thresholds"),
+        pytest.param(20, [mark(50, "!"), mark(70, "X")], "██░░░!░X░░", id="soft and hard"),
+        pytest.param(20, [mark(70, "X"), mark(72, "!")], "██░░░░░X░░", id="the most severe of one cell"),
+        pytest.param(20, [mark(81, "]"), mark(79, "[")], "██░░░░░░]░", id="image GC within one cell"),
+        pytest.param(100, [mark(99.6, "X")], "█████████X", id="in the last cell"),
+        pytest.param(0, [mark(0, "X")], "X░░░░░░░░░", id="in the first cell"),
+        pytest.param(50, [mark(-10, "X"), mark(100.1, "!")], "█████░░░░░", id="outside of the bar"),
+        pytest.param(50, [mark(100, "!")], "█████░░░░!", id="at the end"),
+    ],
+)
+def test_thresholds_are_marks_in_their_cells(used: float, marks: list[Mark], shown: str) -> None:
+    assert bar(used / 100, 10, marks) == shown
+    assert Line().append_bar(used / 100, 10, marks=marks).text == shown
+
+
+@pytest.mark.parametrize(("cells", "cell"), [(6, 5), (10, 8), (16, 14), (40, 34), (100, 85)])
+def test_mark_is_in_the_first_cell_that_a_usage_at_the_threshold_does_not_fill(cells: int, cell: int) -> None:
+    assert bar(0.0, cells, [mark(85, "]")]).index("]") == cell
+    assert bar(0.85, cells) == "█" * cell + "░" * (cells - cell)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 100))
+def test_bar_reaches_the_mark_of_a_met_threshold_and_does_not_exceed_another(
+    used: float, limit: float, cells: int
+) -> None:
+    before, _, behind = bar(used, cells, [Mark(limit, MarkKind.HARD)]).partition("X")
+    assert ("█" not in behind) if used < limit else ("░" not in before)
+
+
 @given(ANYTHING, st.integers(20, 60))
 @example("0000\x1f\U0003134b ", 20)
 def test_wrapped_line_is_broken_between_words_only(text: str, columns: int) -> None:
@@ -153,16 +190,9 @@ def test_characters_that_the_encoding_lacks_are_replaced_by_ones_of_the_same_wid
 ) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     monkeypatch.setattr("sys.stdout", out)
-    Display().write([Line("…/app ").append_bar(0.5, 4), Line("umläut")])
-    assert out.buffer.getvalue().decode() == "~/app ##..\numl\\xe4ut\n"
-
-
-def test_second_screen_is_left_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[str] = []
-    monkeypatch.setattr("sys.stdout.write", written.append, raising=False)
-    with pytest.raises(KeyboardInterrupt), Display(columns=80).screen():
-        raise KeyboardInterrupt
-    assert written == ["\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"]
+    marks = [Mark(0.8, MarkKind.HARD)]
+    Display().write([Line("…/app ").append_bar(0.5, 4, marks=marks), Line("umläut")])
+    assert out.buffer.getvalue().decode() == "~/app ##.X\numl\\xe4ut\n"
 
 
 WORDS: Final = [Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16), Heading("VERDICT"), Heading("REASON")]
