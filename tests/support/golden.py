@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _GAP: Final = 2
 _HEADING: Final = re.compile(r"[A-Z#][A-Z# ]*(  +[A-Z#…][A-Z# …]*)+")
 _BAR: Final = re.compile(r"([█░!X]*[█░][█░!X]*)( +)(\d+%)")
-_READING: Final = re.compile(r"[-<>]?[\d.,]+\S*")
+_READING: Final = re.compile(r"[-<>≥]?[\d.,]+\S*")
 _SHORT_AGE: Final = re.compile(r"(?<!\S)(\d{1,2}(m\d{1,2})?s|\d{1,2}m|\d{1,3}ms|now$)\b")
 
 
@@ -36,7 +36,7 @@ def _age(cell: str) -> str:
 
 
 _CELLS: Final[Mapping[str, Callable[[str], str]]] = {
-    **dict.fromkeys(("AVAILABLE", "THRESHOLD", "DISTANCE", "MEMORY", "USES", "DISK"), _reading),
+    **dict.fromkeys(("AVAILABLE", "THRESHOLD", "DISTANCE", "FREES", "MEMORY", "USES", "DISK"), _reading),
     **dict.fromkeys(("LAST RUN", "NEXT", "LAST PASSES", "LAST USED", "DETECTED", "EXPIRES IN", "AGE"), _age),
     "DURATION": lambda cell: re.sub(r"\d+ms|\b0s", "9ms", cell),
     "RUNS": lambda _: "9",
