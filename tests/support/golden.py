@@ -36,7 +36,7 @@ def _age(cell: str) -> str:
 
 
 _CELLS: Final[Mapping[str, Callable[[str], str]]] = {
-    **dict.fromkeys(("AVAILABLE", "THRESHOLD", "DISTANCE", "FREES", "MEMORY", "USES", "DISK"), _reading),
+    **dict.fromkeys(("AVAILABLE", "THRESHOLD", "DISTANCE", "MEMORY", "USES", "DISK"), _reading),
     **dict.fromkeys(("LAST RUN", "NEXT", "LAST PASSES", "LAST USED", "DETECTED", "EXPIRES IN", "AGE"), _age),
     "DURATION": lambda cell: re.sub(r"\d+ms|\b0s", "9ms", cell),
     "RUNS": lambda _: "9",
@@ -134,11 +134,16 @@ def _tables(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _volatile(heading: str) -> bool:
-    return any(_rewrites(title) is not str for title in re.split(r"  +", heading.strip()))
+    return any(_rewrites(title, heading) is not str for title in re.split(r"  +", heading.strip()))
 
 
-def _rewrites(title: str) -> Callable[[str], str]:
-    """Return the function for the cells of a column; its heading may be cut by a narrow terminal."""
+def _rewrites(title: str, heading: str) -> Callable[[str], str]:
+    """Return the function for the cells of a column; its heading may be cut by a narrow terminal.
+
+    FREES is memory of processes in the table of ``top`` only.
+    """
+    if title == "FREES" and "MEMORY" in heading:
+        return _reading
     start = title.removesuffix("…")
     found = (each for name, each in _CELLS.items() if name == title or (start != title and name.startswith(start)))
     return next(found, str) if start else str
@@ -178,7 +183,7 @@ def _rewritten(lines: Sequence[str], starts: Sequence[int]) -> Iterator[str]:
         is_right = any(cell.startswith(" ") for cell in cells)
         is_right &= title != "CATEGORY"
         texts = [cell.strip() if is_right else cell for cell in cells]
-        texts = [title, *map(_rewrites(title), texts[1:])]
+        texts = [title, *map(_rewrites(title, lines[0]), texts[1:])]
         width = max(map(len, texts))
         columns.append([text.rjust(width) if is_right else text.ljust(width) for text in texts])
     for row in zip(*columns, strict=True):
