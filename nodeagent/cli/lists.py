@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
