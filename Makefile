@@ -23,7 +23,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.installation import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-disk-usage campaign-forecast campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image format clean
+.PHONY: help demo demo-picture test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-disk-usage campaign-forecast campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -35,6 +35,10 @@ demo: ## tour of preview, run, explain, undo and rehearsals: on a temporary real
 	else \
 		$(BIN)/python -m tests.support.simulated_demo; \
 	fi
+
+demo-picture: ## as root: the tour of the demo, recorded as the picture of the README
+	@.ci/setup run real
+	@$(BIN)/python -m tests.support.demo --picture nodeagent/docs/tour.svg
 
 test: ## set up and run all checks and tests of this machine; skipped tests are listed with the reason
 	@.ci/setup protos real

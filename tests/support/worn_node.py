@@ -85,7 +85,7 @@ def age_images(containerd: Containerd) -> AgedImages:
     return AgedImages(replace(IMAGEFS, copy_of=containerd.checkpoint()), imported_at)
 
 
-def wear(containerd: Containerd, *, used_percent: int = 91, aged: AgedImages | None = None) -> WornNode:
+def wear(containerd: Containerd, *, used_percent: float = 91, aged: AgedImages | None = None) -> WornNode:
     """Fill a newly started containerd with a dedicated image filesystem with the images and pods of a node in use.
 
     Without ``aged``, whose filesystem the containerd then has, the old images are imported.
@@ -109,7 +109,7 @@ def wear(containerd: Containerd, *, used_percent: int = 91, aged: AgedImages | N
     fresh = images.image(FRESH, layers=[images.blob("frontend base", 6 * MIB), images.blob("frontend v9", 9 * MIB)])
     containerd.import_images(images.write_oci(containerd.base / "fresh.tar", fresh), pulled=True)
     usage = os.statvfs(containerd.root)
-    containerd.fill(usage.f_blocks * usage.f_frsize * (100 - used_percent) // 100)
+    containerd.fill(int(usage.f_blocks * usage.f_frsize * (100 - used_percent) / 100))
     return node
 
 
