@@ -1,4 +1,4 @@
-"""Setup of every test run: hypothesis profile, and a simulated node without a kubelet; local times are UTC."""
+"""Setup of every test run: hypothesis profile, a node without a kubelet, local times in UTC and texts in UTF-8."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "fast")
 
 os.environ["TZ"] = "UTC"
 time.tzset()
+os.environ["LC_ALL"] = "C.UTF-8"
 
 
 def pytest_collection_finish() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -24,9 +25,23 @@ def main() -> None:
 
         complete(words[1:])
         return
+    else:
+        _encode_for_locale()
     from nodeagent.cli.main import main as run_parsed  # noqa: PLC0415 - imports the parser
 
     run_parsed()
+
+
+def _encode_for_locale() -> None:
+    """Encode the outputs of a command in ASCII if the locale is C or POSIX, where Python selects UTF-8.
+
+    Without any setting of a locale the encoding is UTF-8. In its UTF-8 mode, Python has replaced LC_CTYPE.
+    """
+    names = ["LC_ALL", *([] if sys.flags.utf8_mode else ["LC_CTYPE"]), "LANG"]
+    if next(filter(None, map(os.environ.get, names)), "") in {"C", "POSIX"}:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(encoding="ascii", errors="backslashreplace")
 
 
 def _occupy_closed_descriptors() -> None:

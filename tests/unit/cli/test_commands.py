@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -143,3 +144,30 @@ def test_json_for_an_ascii_output_is_escaped(config: Path, tmp_path: Path, monke
         monkeypatch.setenv("PYTHONIOENCODING", "ascii")
         ended = nodeagent("hold", "list", "-o", "json", "--config", str(config))
     assert (ended.returncode, json.loads(ended.stdout)["holds"][0]["why"]) == (0, "für später"), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("locale", "encoding"),
+    [
+        ({"LANG": "C"}, "ascii"),
+        ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, "ascii"),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, "utf-8"),
+        ({"LANG": "C.UTF-8"}, "utf-8"),
+        ({"LANG": "xx_XX.UTF-8"}, "utf-8"),
+        ({}, "utf-8"),
+    ],
+    ids=["c", "posix", "ctype", "utf-8", "not-installed", "unset"],
+)
+def test_output_is_ascii_in_the_c_locale_only(locale: dict[str, str], encoding: str) -> None:
+    script = "import atexit, sys; atexit.register(lambda: print(sys.stdout.encoding)); sys.argv[1:] = ['--version']; "
+    script += "from nodeagent.cli.start import main; main()"
+    variables = {name: value for name, value in os.environ.items() if name != "LANG" and not name.startswith("LC_")}
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**variables, **locale},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert ended.stdout.split()[-1] == encoding
