@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.api.common import encode, to_builtins
-from nodeagent.cli.display import say, standard_output, warn
+from nodeagent.cli.display import Line, say, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.options import Source
 from nodeagent.cli.reading import ask
@@ -97,7 +97,8 @@ def _print_setting(config: EffectiveConfig, key: str, form: str, *, source: bool
     if form in ("json", "yaml"):
         sys.stdout.write(encode(EffectiveConfig(settings={key: setting}), form))
     else:
-        say(f"{key} = {setting.value}{f'  # {setting.source}' if source else ''}")
+        line = Line(f"{key} = {setting.value}{f'  # {setting.source}' if source else ''}")
+        standard_output().write_fitted([line])
 
 
 def _print_values(config: EffectiveConfig, form: str, *, sources: bool) -> None:

@@ -216,8 +216,8 @@ def encodable_output(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """Write one escaped line to standard output."""
-    sys.stdout.write(f"{escape(line)}\n")
+    """Write one escaped line to standard output; on a terminal wrapped between words."""
+    standard_output().write([Line(line)])
 
 
 def warn(line: str) -> None:

@@ -158,8 +158,8 @@ def breakdown_lines(
     rows = [row for share in value.shares for row in _rows_of(share, resource, details=details)]
     rows.append(_Row("free", resource.form(resource.free), resource.free))
     has_pods = any(each.pod for each in rows)
-    name = Heading("CATEGORY", cut=Cut.MIDDLE, name=True, at_least=16)
-    pod = (Heading("POD", cut=Cut.MIDDLE, at_least=24),) if has_pods else ()
+    name = Heading("CATEGORY", cut=Cut.MIDDLE, name=True, at_least=24)
+    pod = (Heading("POD", cut=Cut.MIDDLE, at_least=16),) if has_pods else ()
     table = Table(name, Heading(resource.title, right=True), Heading("SHARE", right=True), *pod)
     for row in rows:
         share_cell = f"{100 * row.amount / resource.total:.1f}%" if resource.total else ""

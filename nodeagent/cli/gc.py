@@ -35,7 +35,7 @@ from nodeagent.gc.plan.saved_plan import parse_plan
 from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, ReasonCode, Verdict
 from nodeagent.record import replace
 from nodeagent.text import Cut, escape, shortened
-from nodeagent.units import SystemClock, format_bytes, format_duration, format_space, format_time, parse_bytes
+from nodeagent.units import SystemClock, format_bytes, format_duration, format_local_time, format_space, parse_bytes
 
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
@@ -108,9 +108,9 @@ def decision_lines(
     """Return a table of decisions, with freed inodes if the plan needs inodes.
 
     ``numbered`` adds the order of removal and the running total of the freed bytes, ``wide`` the ids and reason
-    sentences. On a terminal the columns of kind, bytes and reason are omitted if all cells are equal or empty, unless
-    ``wide``; the line above the table has kind and reason. With ``groups``, many images of a repository are one row,
-    and the table has neither order nor running total.
+    sentences. On a terminal the columns of kind, bytes and, if ``numbered``, reason are omitted if all cells are equal
+    or empty, unless ``wide``; the line above the table has kind and reason. With ``groups``, many images of a repository
+    are one row, and the table has neither order nor running total.
     """
     rows = _plan_rows(decisions, more_than=_MANY if groups else len(decisions))
     grouped = len(rows) < len(decisions)
@@ -120,7 +120,7 @@ def decision_lines(
     for row in rows:
         style = "red" if row.first.verdict is Verdict.REMOVE and not numbered else ""
         table.add(*(each.cell(row) for each in shown), style=style)
-    lines = table.lines(columns)
+    lines = table.lines(columns) if columns is None or wide or not decisions else table.fitted_lines(columns)
     if grouped:
         lines.append(Line(f"more than {_MANY} images of a repository are one row; -o wide lists each", "dim"))
     return lines
@@ -130,7 +130,7 @@ def _plan_columns(
     plan: Plan, decisions: Sequence[Decision], columns: int | None, *, numbered: bool, wide: bool, grouped: bool
 ) -> list[_PlanColumn]:
     """Return the columns of a table of decisions, each with whether it is shown; see :func:`decision_lines`."""
-    brief = columns is not None and numbered and not wide
+    brief = columns is not None and not wide
     shows_bytes = not brief or any(each.frees_bytes is not None for each in decisions)
     bound = "\u2264" if plan.accounting is Accounting.UPPER_BOUND else ""
 
@@ -169,7 +169,9 @@ def _plan_columns(
         ),
         _PlanColumn(Heading("INODES", right=True), inodes, bool(plan.wanted_inodes)),
         _PlanColumn(
-            Heading("REASON"), lambda row: row.group.reason, not brief or len(set(map(_reason, decisions))) > 1
+            Heading("REASON"),
+            lambda row: row.group.reason,
+            not (brief and numbered) or len(set(map(_reason, decisions))) > 1,
         ),
         _PlanColumn(Heading("ID"), item_id, wide),
         _PlanColumn(_MESSAGE, lambda row: row.first.reason.sentence, wide),
@@ -309,8 +311,8 @@ def undo_text(size_bytes: int, until: datetime, pass_id: str, *, no_dry_run: boo
     first = "the first pass after that without dry_run" if no_dry_run else "the first pass after that"
     command = f"nodeagent gc images --yes{' --no-dry-run' if no_dry_run else ''}"
     return (
-        f"{format_bytes(size_bytes)} are kept for 'nodeagent gc undo {pass_id}' until {format_time(until)}; {first} "
-        f"frees them, without a daemon: {command}"
+        f"{format_bytes(size_bytes)} are kept for 'nodeagent gc undo {pass_id}' until {format_local_time(until)}; "
+        f"{first} frees them, without a daemon: {command}"
     )
 
 
@@ -602,7 +604,7 @@ def warn_of_pause(settings: Settings) -> None:
     at = read_clocks(SystemClock())
     left_s = pause.left_in_boot_s(at) if pause is not None else None
     if pause is not None and (pause.until > at.wall if left_s is None else left_s > 0):
-        until = format_time(pause.until)
+        until = format_local_time(pause.until)
         warn(f"nodeagent: daemon paused by {pause.by} until {until}: {pause.why}; this command continues")
 
 

@@ -174,6 +174,10 @@ class Table:
         """Return the lines of the table, cut to ``columns`` as by ``table_lines``."""
         return table_lines(self._headings, self._rows, columns)
 
+    def fitted_lines(self, columns: int) -> list[Line]:
+        """Return the lines of a table with rows on a terminal, with whole names as by the function ``fitted_lines``."""
+        return fitted_lines(self._headings, self._rows, columns)
+
 
 def _narrowed(headings: Sequence[Heading], widths: Sequence[int], columns: int) -> list[int]:
     """Return column widths that fit into ``columns``, but not below the minimum width of each column."""
