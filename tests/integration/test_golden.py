@@ -25,7 +25,7 @@ from nodeagent.cli.main import app
 from nodeagent.text import display_width, escape
 from nodeagent.units import SystemClock
 from tests.support import reclaim
-from tests.support.command_worker import CommandWorker, Role, running_daemon
+from tests.support.command_worker import CommandWorker, Role, has_detected, is_idle, is_measured, running_daemon
 from tests.support.golden import joined, normalised, stored_form
 from tests.support.modules import import_all
 from tests.support.node_reports import fleet
@@ -192,14 +192,6 @@ class Grid:
         arguments = [each.format_map(self._values(each, "root", self.root)) for each in COMMANDS[command]]
         return self.root.run(None, *path_of(command), *arguments, "-o", "json").out
 
-    def is_idle(self) -> bool:
-        """Return whether no loop of the daemon runs."""
-        return all(each["activity"] != "running" for each in json.loads(self.document("status"))["loops"])
-
-    def has_detected_images(self) -> bool:
-        """Return whether a reading of the daemon is later than its first detection of the images."""
-        return "first by this reading" not in self.root.run(None, "explain", *COMMANDS["explain image"]).out
-
     def fill(self, name: str) -> None:
         """Run all commands as a role and store their outputs; a status is that between two runs of a loop."""
         with self.worker(name) as worker:
@@ -207,7 +199,7 @@ class Grid:
                 for command in COMMANDS:
                     if command not in LAST and (columns in (80, None) or command not in ONCE):
                         if command.startswith("status"):
-                            reclaim.poll("no loop runs", self.is_idle, timeout_s=30)
+                            reclaim.poll("no loop runs", lambda: is_idle(self.root), timeout_s=30)
                         self._add(name, command, columns, worker)
         for command in LAST:
             with self.worker(name) as worker:
@@ -275,17 +267,12 @@ def grid(module_containerd_factory: ContainerdFactory) -> Iterator[Grid]:
         reclaim.poll(
             "both loops have finished a pass", lambda: log.read_text().count("pass_finished") >= 2, timeout_s=60
         )
-        reclaim.poll("the images were detected before a reading", made.has_detected_images, timeout_s=60)
+        reclaim.poll(
+            "the images were detected before a reading", lambda: has_detected(worker, REPORTS[-1]), timeout_s=60
+        )
         for name in ROLES:
             made.fill(name)
         yield made
-
-
-def is_measured(worker: CommandWorker) -> bool:
-    """Return whether the runtime has measured the writable layers of all removable containers."""
-    preview = json.loads(worker.run(None, "gc", "containers", "--dry-run", "-o", "json").out)
-    found = [each for plan in preview["plans"] for each in plan["decisions"] if each["kind"] == "container"]
-    return all(each["frees_bytes"] for each in found if each["verdict"] == "remove")
 
 
 def test_every_command_has_a_stored_output() -> None:

@@ -26,7 +26,7 @@ from tests.support.modules import import_all
 from tests.support.terminal import Shown, in_pipe, on_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _ROOT: Final = Path(__file__).parents[2]
 _SPEED: Final = 1e-3
@@ -73,19 +73,44 @@ class CommandWorker:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def run(self, columns: int | None, *arguments: str, interrupt_s: float = 0.0) -> Shown:
+    def run(
+        self,
+        columns: int | None,
+        *arguments: str,
+        interrupt_s: float = 0.0,
+        variables: Mapping[str, str] | None = None,
+    ) -> Shown:
         """Run ``nodeagent ARGUMENTS`` on a terminal of ``columns``, or in a pipe for ``None``.
 
-        The command is interrupted by SIGINT after ``interrupt_s`` seconds; 0 disables the interruption.
+        The command is interrupted by SIGINT after ``interrupt_s`` seconds; 0 disables the interruption. ``variables``
+        are added to the environment.
         """
         if self._process.stdin is None or self._process.stdout is None:
             raise ValueError("the process has no pipes")
-        self._process.stdin.write(f"{json.dumps([columns, arguments, interrupt_s])}\n")
+        self._process.stdin.write(f"{json.dumps([columns, arguments, interrupt_s, dict(variables or {})])}\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(f"the process ended during {' '.join(arguments)}")
         return Shown(**json.loads(answer))
+
+
+def is_idle(worker: CommandWorker) -> bool:
+    """Return whether no loop of the daemon runs."""
+    loops = json.loads(worker.run(None, "status", "-o", "json").out)["loops"]
+    return all(each["activity"] != "running" for each in loops)
+
+
+def is_measured(worker: CommandWorker) -> bool:
+    """Return whether the runtime has measured the writable layers of all removable containers."""
+    preview = json.loads(worker.run(None, "gc", "containers", "--dry-run", "-o", "json").out)
+    found = [each for plan in preview["plans"] for each in plan["decisions"] if each["kind"] == "container"]
+    return all(each["frees_bytes"] for each in found if each["verdict"] == "remove")
+
+
+def has_detected(worker: CommandWorker, image: str) -> bool:
+    """Return whether a reading of the daemon is later than its first detection of an image."""
+    return "first by this reading" not in worker.run(None, "explain", image).out
 
 
 @contextmanager
@@ -131,9 +156,10 @@ def _serve(role: Role) -> None:
     requests, answers = sys.stdin, sys.stdout
     with Path(os.devnull).open() as nothing, mock.patch.object(sys, "stdin", nothing):
         for line in requests:
-            columns, arguments, interrupt_s = json.loads(line)
+            columns, arguments, interrupt_s, variables = json.loads(line)
             signal.setitimer(signal.ITIMER_REAL, interrupt_s)
-            shown = in_pipe(*arguments) if columns is None else on_terminal(columns, *arguments)
+            with mock.patch.dict(os.environ, variables):
+                shown = in_pipe(*arguments) if columns is None else on_terminal(columns, *arguments)
             answers.write(f"{json.dumps(asdict(shown))}\n")
             answers.flush()
 

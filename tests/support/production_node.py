@@ -60,7 +60,7 @@ def fill(containerd: Containerd, directory: Path) -> ProductionNode:
         (directory / name).mkdir()
     (directory / "cri.sock").symlink_to(containerd.socket)
     (directory / "imagefs").symlink_to(containerd.root)
-    _measure_often(containerd)
+    measure_often(containerd)
     node = ProductionNode(containerd, containerd.pods(), directory)
     containerd.import_images(images.write_oci(containerd.base / "images.tar", *_images()), pulled=True)
     for tag in TAGS[1:]:
@@ -73,7 +73,7 @@ def fill(containerd: Containerd, directory: Path) -> ProductionNode:
     return node
 
 
-def _measure_often(containerd: Containerd) -> None:
+def measure_often(containerd: Containerd) -> None:
     """Restart containerd with writable layers measured every second instead of every ten seconds."""
     config = containerd.base / "config.toml"
     before = "  restrict_oom_score_adj = true\n"
