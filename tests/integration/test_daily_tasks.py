@@ -65,7 +65,7 @@ VOLATILE: Final = {
     r"\bin(\s+)\d+m?s\b": r"in\1 9ms",
     r"\(\d+m?s waiting": "(9ms waiting",
     r"\b\d{8}T\d{6}Z-[0-9a-f]{3}…": "20260304T120000Z-0a1…",
-    r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b": "2026-03-04 12:00:00",
+    r"\b\d{4}-\d\d-\d\d(\s+)\d\d:\d\d:\d\d\b": r"2026-03-04\g<1>12:00:00",
 }
 """Patterns of wrapped or cut texts that differ between runs, and their replacements."""
 NAME_CUT: Final = re.compile(r"^ *(\d+  )?\S*[…~]")
