@@ -126,8 +126,8 @@ QUESTIONS: Final = {
 LAST: Final = {"free space now": Task("gc --to 80% --yes", "imagefs 92% -> 80%")}
 """Task that changes the node for good; run on 80 columns only."""
 TASKS: Final = {**CHANGES, **QUESTIONS, **LAST}
-NOT_STORED: Final = ("state of the node", "check of the node", *LAST)
-"""Tasks whose screens depend on readings of the machine or on measured bytes."""
+NOT_STORED: Final = ("state of the node", "check of the node", "why a removed image", *LAST)
+"""Tasks whose screens depend on readings of the machine, measured bytes or the time between passes."""
 UNCUT: Final = ("chosen columns",)
 """Tasks with whole values on every terminal, as of kubectl."""
 
