@@ -109,8 +109,8 @@ def decision_lines(
 
     ``numbered`` adds the order of removal and the running total of the freed bytes, ``wide`` the ids and reason
     sentences. On a terminal the columns of kind, bytes and, if ``numbered``, reason are omitted if all cells are equal
-    or empty, unless ``wide``; the line above the table has kind and reason. With ``groups``, many images of a repository
-    are one row, and the table has neither order nor running total.
+    or empty, unless ``wide``; the line above the table has kind and reason. With ``groups``, many images of a
+    repository are one row, and the table has neither order nor running total.
     """
     rows = _plan_rows(decisions, more_than=_MANY if groups else len(decisions))
     grouped = len(rows) < len(decisions)
