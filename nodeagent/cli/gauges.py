@@ -6,6 +6,7 @@ Every bar is filled by the used share, or by the stalled share of time. Threshol
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import UnsetType
@@ -20,8 +21,10 @@ from nodeagent.cli.table import (
     threshold_marks,
     used_share,
 )
+from nodeagent.cli.trend import duration_range
 from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.text import display_width, escape
+from nodeagent.trend.plan.forecast import Outlook
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -87,8 +90,10 @@ class Gauge(NamedTuple):
         return any(each.is_met for each in self.limits)
 
 
-def next_action(limits: Iterable[Limit], hindrances: Mapping[str, str]) -> str:
-    """Return the next action on a resource, such as ``images: collects at 85%``; empty without one.
+def next_action(
+    limits: Iterable[Limit], hindrances: Mapping[str, str], times: Mapping[MarkKind, str] = MappingProxyType({})
+) -> str:
+    """Return the next action on a resource, such as ``images: collects at 85% in 2h to 5h``; empty without one.
 
     A met threshold precedes all others, and of the met thresholds the most severe. Otherwise it is the action of the
     threshold that is met first while usage grows.
@@ -96,6 +101,7 @@ def next_action(limits: Iterable[Limit], hindrances: Mapping[str, str]) -> str:
     Args:
         limits: the thresholds of the resource.
         hindrances: for each loop, the reason that it does not act; empty for a loop that acts.
+        times: expected time until a kind of threshold is met, where it is known.
     """
     known = list(limits)
     severity = list(MarkKind)
@@ -109,7 +115,8 @@ def next_action(limits: Iterable[Limit], hindrances: Mapping[str, str]) -> str:
         return ""
     first = min(acting, key=lambda each: each.mark.share)
     hindrance = hindrances.get(first.loop, "")
-    return f"{first.next} ({hindrance})" if hindrance else first.next
+    time = times.get(first.mark.kind, "")
+    return f"{first.next}{f' in {time}' if time else ''}{f' ({hindrance})' if hindrance else ''}"
 
 
 def resource_gauges(status: Status) -> Iterator[Gauge]:
@@ -123,8 +130,8 @@ def resource_gauges(status: Status) -> Iterator[Gauge]:
     for disk in status.filesystems:
         own = [each for each in others if _is_on(each, disk)]
         others = [each for each in others if each not in own]
-        for gauge in _disk_gauges(disk, own):
-            yield gauge._replace(action=next_action(gauge.limits, hindrances))
+        for gauge, of_gauge in _disk_gauges(disk, own):
+            yield gauge._replace(action=next_action(gauge.limits, hindrances, _expected_times(status, of_gauge)))
     for each in filter(_is_shown, others):
         limits = _eviction_limits(each)
         yield Gauge(
@@ -134,9 +141,27 @@ def resource_gauges(status: Status) -> Iterator[Gauge]:
             if is_stall(each)
             else _of(amount(each, each.capacity - each.available), amount(each, each.capacity)),
             limits,
-            next_action(limits, hindrances),
+            next_action(limits, hindrances, _expected_times(status, [each])),
             f"limited by {each.limited_by}" if each.limited_by else "",
         )
+
+
+_KINDS: Final[Mapping[str, MarkKind]] = {
+    "collection": MarkKind.GC_HIGH,
+    "soft": MarkKind.SOFT,
+    "hard": MarkKind.HARD,
+}
+
+
+def _expected_times(status: Status, signals: Iterable[SignalDocument]) -> dict[MarkKind, str]:
+    """Return the expected time until each kind of threshold is met, for the resource of these signals."""
+    names = {signal_name(each) for each in signals}
+    found: dict[MarkKind, str] = {}
+    for outlook in status.outlook:
+        for each in outlook.forecasts if outlook.resource in names else ():
+            if each.threshold in _KINDS and each.outlook is Outlook.RANGE:
+                found.setdefault(_KINDS[each.threshold], duration_range(each))
+    return found
 
 
 def _of(used: str, capacity: str) -> str:
@@ -167,19 +192,21 @@ def _is_on(signal: SignalDocument, disk: FilesystemStatus) -> bool:
     return signal.mountpoint == disk.path if signal.mountpoint else role in disk.roles
 
 
-def _disk_gauges(disk: FilesystemStatus, signals: Sequence[SignalDocument]) -> Iterator[Gauge]:
-    """Yield the gauge of a disk, and one of its inodes if they are scarcer or a threshold of inodes is met."""
+def _disk_gauges(
+    disk: FilesystemStatus, signals: Sequence[SignalDocument]
+) -> Iterator[tuple[Gauge, Sequence[SignalDocument]]]:
+    """Yield the gauge of a disk with its signals, and one of its inodes if they are scarcer or a threshold is met."""
     percent = given(disk.used_percent)
     capacity, available = given(disk.capacity_bytes), given(disk.available_bytes)
     if percent is None or capacity is None or available is None:
-        yield Gauge(f"{disk.name} {disk.path}", None, str(given(disk.problem) or "not read"))
+        yield Gauge(f"{disk.name} {disk.path}", None, str(given(disk.problem) or "not read")), ()
         return
     inodes, free = given(disk.inodes) or 0, given(disk.inodes_free) or 0
     inodes_percent = 100 - 100 * free // inodes if inodes else 0
-    of_bytes = (each for each in signals if each.signal.endswith(".available"))
-    of_inodes = (each for each in signals if each.signal.endswith(".inodesFree"))
+    of_bytes = [each for each in signals if each.signal.endswith(".available")]
+    of_inodes = [each for each in signals if each.signal.endswith(".inodesFree")]
     roles = [role for role in disk.roles if role not in disk.name.split()]
-    yield Gauge(
+    gauge = Gauge(
         disk.name,
         percent / 100,
         _of(format_bytes(capacity - available), format_bytes(capacity)),
@@ -191,14 +218,14 @@ def _disk_gauges(disk: FilesystemStatus, signals: Sequence[SignalDocument]) -> I
             ]
         ),
     )
+    yield gauge, of_bytes
     limits = (
         *_image_limits(inodes_percent, disk.low_inodes_percent, disk.high_inodes_percent, " of inodes"),
         *_limits_of(of_inodes),
     )
     if inodes and (inodes_percent > percent or any(each.is_met for each in limits)):
-        yield Gauge(
-            f"{disk.name.partition(' = ')[0]} inodes", inodes_percent / 100, f"{inodes - free:,} of {inodes:,}", limits
-        )
+        name = f"{disk.name.partition(' = ')[0]} inodes"
+        yield Gauge(name, inodes_percent / 100, f"{inodes - free:,} of {inodes:,}", limits), of_inodes
 
 
 def _image_limits(percent: int, low: int | None, high: int | None, unit: str = "") -> tuple[Limit, ...]:

@@ -20,6 +20,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gauges import gauge_lines, given
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, event_loop, load_settings, open_for_command, watch_document
 from nodeagent.cli.table import Heading, Table, ago, done_cell, size_cell
+from nodeagent.cli.trend import driver, sparkline
 from nodeagent.daemon.documents import Status
 from nodeagent.eviction.documents import PodUsageDocument
 from nodeagent.gc.documents.passes import ExplanationDocument
@@ -99,11 +100,26 @@ def _with_warning(status: Status, warning: str) -> Status:
     return structs.replace(status, warnings=(warning, *status.warnings))
 
 
+def _last_day(status: Status) -> Iterator[Line]:
+    """Yield the last 24 hours of memory and of the bytes of each disk, with the part that grows most."""
+    found = [
+        each
+        for each in status.outlook
+        if ".available" in each.resource and not each.resource.startswith("pid.") and each.forecasts
+    ]
+    label = max((len(each.resource) for each in found), default=0)
+    for each in found:
+        if sum(hour is not None for hour in each.hours) > 1:
+            line = Line(f"{each.resource:<{label}} ").append(sparkline(each.hours), "cyan").append("  24 h", "dim")
+            yield line.append(f"  {driver(each)}") if driver(each) else line
+
+
 def status_view(status: Status, columns: int | None) -> Iterator[Line]:
     """Yield the status document as one screen, ``columns`` wide."""
     yield from _head(status)
     yield Line()
     yield from gauge_lines(status, columns)
+    yield from _last_day(status)
     if status.loops:
         yield Line()
         yield from _loop_table(status).lines(columns)

@@ -154,6 +154,16 @@ class Session:
             assert self._receive(until_s), f"{text!r} is not shown:\n" + "\n".join(self.screen)
         return self.screen
 
+    def receive_until(self, text: str) -> None:
+        """Receive output up to a text, such as the control sequence that leaves the screen.
+
+        Raises:
+            AssertionError: the text is not received in time.
+        """
+        until_s = time.monotonic() + _SHOWN_WITHIN_S
+        while text not in self.received:
+            assert self._receive(until_s), f"{text!r} is not received"
+
     def wait(self) -> int:
         """Return the exit code of the command once it ends; negative for a signal."""
         until_s = time.monotonic() + _SHOWN_WITHIN_S

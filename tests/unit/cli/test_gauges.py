@@ -10,9 +10,12 @@ from msgspec import structs
 from nodeagent.api.common import decode
 from nodeagent.cli.display import Mark, MarkKind
 from nodeagent.cli.gauges import Limit, gauge_lines, next_action, resource_gauges
+from nodeagent.cli.status import status_view
 from nodeagent.daemon.documents import FilesystemStatus, PauseStatus, Status
 from nodeagent.eviction.documents import SignalDocument, ThresholdDocument
 from nodeagent.model.pressure import Signal
+from nodeagent.trend.documents import ForecastDocument, GrowthDocument, OutlookDocument
+from nodeagent.trend.plan.forecast import Outlook
 from tests.unit.cli.test_golden import DOCUMENTS, NOW
 
 if TYPE_CHECKING:
@@ -142,8 +145,7 @@ def test_roles_and_signals_of_a_disk_are_one_line_with_all_thresholds() -> None:
         "imagefs = nodefs ████████████████████░░░░░░░░░░░░[░!░X░X░  50%  50.0 of 100 GiB  images: collects at 85%",
         "marks: [ image GC stops, ] starts, ! soft eviction, X hard eviction",
         "no pressure",
-    ] or lines == [lines[0], *lines[1:]]
-    assert sum("█" in each for each in lines) == 1
+    ]
 
 
 @pytest.mark.parametrize(
@@ -228,3 +230,59 @@ def test_bars_begin_in_one_column_and_lines_fit(columns: int | None) -> None:
     lines = shown(status(IMAGEFS, RUN, signals=signals), columns)[:-2]
     assert len({line.index("█") for line in lines if "█" in line}) == 1
     assert columns is None or max(map(len, lines)) <= columns
+
+
+def outlook(resource: str, *forecasts: tuple[str, Outlook, float | None]) -> OutlookDocument:
+    """Return an outlook with forecasts, each of its threshold, its outlook and its time in seconds."""
+    return OutlookDocument(
+        resource=resource,
+        used=1,
+        capacity=2,
+        observed_at=NOW,
+        forecasts=tuple(
+            ForecastDocument(
+                threshold=threshold,
+                used=1,
+                outlook=kind,
+                earliest_s=seconds,
+                expected_s=seconds,
+                latest_s=seconds,
+                rate_per_s=1,
+                observed_s=3600,
+            )
+            for threshold, kind, seconds in forecasts
+        ),
+        growth=(GrowthDocument(part="shop/logger volumes", rate_per_s=1, share=0.8),),
+        hours=(*(None,) * 22, 0.5, 0.75),
+    )
+
+
+@pytest.mark.parametrize(
+    ("forecasts", "action"),
+    [
+        ([("collection", Outlook.RANGE, 7200.0), ("hard", Outlook.RANGE, 9e4)], "images: collects at 85% in about 2h"),
+        ([("collection", Outlook.NO_TREND, None)], "images: collects at 85%"),
+        ([("collection", Outlook.UNKNOWN, None)], "images: collects at 85%"),
+        ([("hard", Outlook.RANGE, 7200.0)], "images: collects at 85%"),
+    ],
+    ids=["expected", "no trend", "unknown", "only of another threshold"],
+)
+def test_next_action_has_the_expected_time_of_its_own_threshold(
+    forecasts: list[tuple[str, Outlook, float | None]], action: str
+) -> None:
+    found = status(IMAGEFS, signals=disk_signals(), outlook=(outlook("nodefs.available", *forecasts),))
+    assert next(iter(resource_gauges(found))).action == action
+
+
+def test_outlook_of_another_disk_gives_no_time() -> None:
+    other = outlook("imagefs.available on /mnt", ("collection", Outlook.RANGE, 7200.0))
+    found = status(IMAGEFS, signals=disk_signals(), outlook=(other,))
+    assert next(iter(resource_gauges(found))).action == "images: collects at 85%"
+
+
+def test_status_shows_the_last_day_once_two_hours_are_known() -> None:
+    day = outlook("nodefs.available", ("hard", Outlook.NO_TREND, None))
+    new = structs.replace(day, resource="memory.available", hours=(*(None,) * 23, 0.5))
+    shown = [line.text for line in status_view(status(IMAGEFS, outlook=(day, new)), 100)]
+    (line,) = [each for each in shown if "24 h" in each]
+    assert line == f"nodefs.available {'·' * 22}▅▇  24 h  80% by shop/logger volumes"

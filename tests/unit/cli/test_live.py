@@ -136,6 +136,7 @@ def test_stopped_view_leaves_the_terminal_and_is_drawn_again(environment: Mappin
         session.press("\x1a")
         os.waitid(os.P_PID, session.pid, os.WSTOPPED | os.WNOWAIT)
         assert session.mode() == session.mode_before
+        session.receive_until(LEFT)
         session.received = ""
         os.kill(session.pid, signal.SIGCONT)
         session.shown(Q)
