@@ -68,6 +68,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "events": (),
     "report merge": ("--merge", "{directory}/reports.jsonl"),
     "pressure": (),
+    "trend": (),
     "node describe": (),
     "gc images": ("--dry-run",),
     "gc images kept": ("--dry-run", "--kept"),
@@ -124,9 +125,9 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
 """Arguments of each command by the name of its output, which starts with the command; they run in this order."""
 DOCUMENTS: Final = (
     *("status", "images", "images tree", "containers", "pods", "explain image", "explain pod", "du", "top", "pressure"),
-    *("history", "history details", "gc free", "gc images", "gc containers", "gc all", "gc leaks", "evict"),
+    *("history", "history details", "rmi", "gc free", "gc images", "gc containers", "gc all", "gc leaks", "evict"),
     *("gc undo list", "shutdown", "shutdown status", "doctor", "reload preview", "version", "config show effective"),
-    *("plan diff", "apply", "hold add", "hold list", "report merge"),
+    *("plan diff", "apply", "hold add", "hold list", "report merge", "trend"),
 )
 """Commands that are run by root and checked against the schema of their JSON output."""
 ONCE: Final = {
@@ -144,6 +145,7 @@ ABRIDGED: Final = {
     "manifest daemonset": 12,
     "manifest static-pod": 20,
     "evict simulated": 2,
+    "trend": 1,
 }
 """Number of stored lines of long generated outputs."""
 INTERRUPTED_S: Final = 0.4
