@@ -29,11 +29,12 @@ from tests.support.pressed import MIB, PressedNode
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from nodeagent.trend.plan.outlook import ResourceOutlook
     from tests.integration.conftest import ContainerdFactory
 
 pytestmark = pytest.mark.real
 
-MINUTES = 45
+MINUTES, EARLY = 45, 19
 WRITTEN_MIB = 2
 IMAGE_MIB = 3
 LAYER = "while :; do if [ -e /go ]; then rm /go; dd if=/dev/zero bs=1M count=2 2>/dev/null >> /data; fi; "
@@ -45,6 +46,10 @@ def write(node: PressedNode, name: str, times: int) -> None:
     node.touch(name, "/go")
     size_bytes = times * WRITTEN_MIB * MIB
     reclaim.poll(f"{name} has written", lambda: data.exists() and data.stat().st_size == size_bytes, timeout_s=30)
+
+
+def imagefs(context: DaemonContext) -> ResourceOutlook:
+    return next(each for each in context.trend.outlook if each.resource == "imagefs.available")
 
 
 def import_unused(node: PressedNode, number: int) -> None:
@@ -75,10 +80,13 @@ async def test_growing_pod_is_named_beside_image_churn_with_the_time_of_the_thre
                 preview = await agent.collector.prepare(Scope.IMAGES)
                 context.trend.note_images(preview.snapshot, settings.policy.images, 0, clock.monotonic_s())
             await task.step()
+            if minute == EARLY:
+                early = driver(OutlookDocument.of(imagefs(context)))
             clock.at_s += EVERY_S
             clock.wall += timedelta(seconds=EVERY_S)
-    (found,) = [each for each in context.trend.outlook if each.resource == "imagefs.available"]
+    found = imagefs(context)
     (hard,) = [each for each in found.forecasts if each.threshold.name == "hard"]
+    assert early.endswith(" by default/grows writable layer")
     assert driver(OutlookDocument.of(found)).endswith(" by default/grows writable layer")
     assert hard.outlook is Outlook.RANGE
     assert context.trend.images is not None

@@ -33,6 +33,7 @@ _SHORTEST_WINDOW_S: Final = _DAY_S / 64
 _LONGEST_WINDOW_S: Final = _DAY_S * _BINS
 """Longest window with a median for each day."""
 _FEWEST_MEDIANS: Final = 8
+_FEWEST_OF_A_PART: Final = 3
 _TREND_ERRORS: Final = 2.0
 """Smallest rate of a trend, in standard errors."""
 _RANGE_ERRORS: Final = 2.6
@@ -191,14 +192,26 @@ def growth(samples: Sequence[Sample], now: datetime) -> tuple[Growth, ...]:
     if _observed_s(samples, now) < MINIMUM_S or not (trend := _trend(_series(samples, now, _kept))):
         return ()
     names = {part for sample in samples for part in sample.parts}
-    fits = {part: _fit(_series(_with_part(samples, part), now, _amount_of(part)), trend.window_s) for part in names}
-    rates = {part: fit.rate for part, fit in fits.items() if fit is not None and fit.grows}
+    growing = {
+        part: _growth_rate(_series(_with_part(samples, part), now, _amount_of(part)), trend.window_s) for part in names
+    }
+    rates = {part: rate for part, rate in growing.items() if rate > 0}
     parts = sorted(rates, key=lambda part: (-rates[part], part))
     used = _fit(_series(samples, now, _net), trend.window_s)
     if used is not None and (remainder := used.rate - sum(rates.values())) > _TREND_ERRORS * used.error:
         rates[""] = remainder
         parts.append("")
     return tuple(Growth(part, rates[part], rates[part] / sum(rates.values())) for part in parts)
+
+
+def _growth_rate(points: Sequence[_Point], window_s: float) -> float:
+    """Return the rate of a part that grows, otherwise 0; with few readings, only a part that grew at each counts."""
+    fit = _fit(points, window_s)
+    if fit is not None:
+        return fit.rate if fit.grows else 0.0
+    recent = [point for point in points if point[0] > -window_s]
+    slopes = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in combinations(recent, 2)]
+    return median(slopes) if len(recent) >= _FEWEST_OF_A_PART and min(slopes) > 0 else 0.0
 
 
 def _reached(threshold: Threshold, trend: _Trend) -> Forecast:

@@ -210,6 +210,23 @@ def test_parts_that_are_read_less_often_than_the_use_are_attributed() -> None:
     assert [(each.part, round(each.share, 2)) for each in growth(sparse, samples[-1].at)] == [("logs", 0.5), ("", 0.5)]
 
 
+@pytest.mark.parametrize(
+    ("amounts", "named"),
+    [([1.0, 2.0, 3.0, 4.0], ["logs", ""]), ([1.0, 2.0, 2.0, 4.0], [""]), ([1.0, 2.0], [""])],
+    ids=["grew each time", "rested once", "two readings"],
+)
+def test_few_readings_of_a_part_attribute_growth_if_it_grew_each_time(amounts: list[float], named: list[str]) -> None:
+    found = readings(20, lambda minute: 40 + minute)
+    every = len(found) // len(amounts)
+    sparse = [
+        each._replace(parts={"logs": amounts[number // every]})
+        if number % every == 0 and number // every < len(amounts)
+        else each
+        for number, each in enumerate(found)
+    ]
+    assert [each.part for each in growth(sparse, found[-1].at)] == named
+
+
 def test_use_that_does_not_grow_has_no_growing_part() -> None:
     samples = readings(20 * HOUR, lambda _: 50, parts={"logs": lambda _: 3})
     assert growth(samples, samples[-1].at) == ()
