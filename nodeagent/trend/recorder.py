@@ -14,7 +14,7 @@ from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.loops.passes import wait_for_any
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.record import Record
-from nodeagent.telemetry.logging import StateLog
+from nodeagent.telemetry.logging import StateLog, stable
 from nodeagent.trend.plan.outlook import ResourceOutlook, TrendPolicy, look_ahead
 from nodeagent.trend.plan.readings import (
     Parts,
@@ -102,7 +102,13 @@ class RecorderTask:
             self._written = await asyncio.to_thread(self._file.last_number)
         while not stop.is_set():
             started_s = self._clock.monotonic_s()
-            await self.step()
+            try:
+                await self.step()
+            except Exception as error:  # noqa: BLE001 - no error of the record may end the daemon
+                self._pending = self._pending[-PARTS_EVERY:]
+                self._states.log_once(
+                    "trend_not_recorded", {"error": repr(error)}, state=stable(repr(error)), level="exception"
+                )
             await wait_for_any(max(1.0, EVERY_S - (self._clock.monotonic_s() - started_s)), stop)
         await self._write()
 

@@ -34,6 +34,7 @@ _LONGEST_WINDOW_S: Final = _DAY_S * _BINS
 """Longest window with a median for each day."""
 _FEWEST_MEDIANS: Final = 8
 _FEWEST_OF_A_PART: Final = 3
+"""Fewest slopes between readings of a part: those of three readings."""
 _TREND_ERRORS: Final = 2.0
 """Smallest rate of a trend, in standard errors."""
 _RANGE_ERRORS: Final = 2.6
@@ -210,8 +211,10 @@ def _growth_rate(points: Sequence[_Point], window_s: float) -> float:
     if fit is not None:
         return fit.rate if fit.grows else 0.0
     recent = [point for point in points if point[0] > -window_s]
-    slopes = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in combinations(recent, 2)]
-    return median(slopes) if len(recent) >= _FEWEST_OF_A_PART and min(slopes) > 0 else 0.0
+    # The readings before and after an excluded interval have the same time.
+    pairs = [(before, after) for before, after in combinations(recent, 2) if after[0] > before[0]]
+    slopes = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairs]
+    return median(slopes) if len(slopes) >= _FEWEST_OF_A_PART and min(slopes) > 0 else 0.0
 
 
 def _reached(threshold: Threshold, trend: _Trend) -> Forecast:

@@ -227,6 +227,16 @@ def test_few_readings_of_a_part_attribute_growth_if_it_grew_each_time(amounts: l
     assert [each.part for each in growth(sparse, found[-1].at)] == named
 
 
+@pytest.mark.parametrize("jump_at", [1, 7, 17, 25, 29])
+@pytest.mark.parametrize("every", [1, 3, 5, 11])
+def test_parts_across_a_jump_of_the_clock_have_a_finite_growth(jump_at: int, every: int) -> None:
+    found = [
+        each._replace(parts={"logs": float(number)} if number % every == 0 else {}, new_start=number == jump_at)
+        for number, each in enumerate(readings(30, lambda minute: 40 + minute))
+    ]
+    assert all(math.isfinite(each.rate_per_s) for each in growth(found, found[-1].at))
+
+
 def test_use_that_does_not_grow_has_no_growing_part() -> None:
     samples = readings(20 * HOUR, lambda _: 50, parts={"logs": lambda _: 3})
     assert growth(samples, samples[-1].at) == ()

@@ -128,6 +128,25 @@ async def test_a_record_that_cannot_be_written_is_logged_once_and_ends_nothing(t
     assert node.stream.getvalue().count('"trend_not_recorded"') == 1
 
 
+async def test_an_unexpected_error_is_logged_once_and_ends_neither_the_task_nor_the_daemon(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with node.task() as (task, context, _):
+        stop, failures = asyncio.Event(), 0
+
+        async def fail() -> None:
+            nonlocal failures
+            failures += 1
+            if failures == 2:
+                stop.set()
+            raise ZeroDivisionError
+
+        task.step = fail  # type: ignore[method-assign]
+        context.clock.monotonic_s = lambda: failures * EVERY_S  # type: ignore[method-assign]
+        await asyncio.wait_for(task.run(stop), 30)
+    assert failures == 2
+    assert node.stream.getvalue().count('"trend_not_recorded"') == 1
+
+
 async def test_the_outlook_has_every_resource_with_its_thresholds(tmp_path: Path) -> None:
     node = Node(tmp_path)
     async with node.task() as (task, context, _):
