@@ -32,7 +32,9 @@ def parse_patterns(text: str) -> tuple[str, ...]:
         raise UsageError(f"only: {TEXT_FORM}; nothing was removed")
     patterns = tuple(each.strip() for each in text.split(","))
     if "" in patterns:
-        raise UsageError("only: a pattern is empty; nothing was removed; give a name, an id, a digest or a name with *")
+        raise UsageError(
+            "the name of an image is empty; nothing was removed; give a name, an id, a digest or a name with *"
+        )
     if len(patterns) > MOST_PATTERNS:
         raise UsageError(f"only: {len(patterns)} patterns, at most {MOST_PATTERNS}; nothing was removed; use *")
     return patterns

@@ -588,7 +588,7 @@ async def _preview(request: CollectOptions, settings: Settings) -> ExitCode:
 
 def note_dry_run() -> None:
     """Print a note that ``dry_run`` in the configuration prevented the removals, and how to remove once."""
-    warn("nothing was removed: dry_run = true in the configuration; --no-dry-run removes, after a confirmation")
+    warn("nothing was removed: dry_run = true in the configuration; --no-dry-run removes once")
 
 
 def warn_of_pause(settings: Settings) -> None:

@@ -245,8 +245,21 @@ RootOption = Annotated[
 
 
 def since_option(text: str) -> Any:  # noqa: ANN401 - typer's option, for an annotation
-    """Return the option ``--since`` with its help text."""
-    return typer.Option("--since", metavar="TIME", help=text, autocompletion=lambda: ["today", "yesterday"])
+    """Return the option ``--since`` with its help text; an empty value, such as an unset variable, is an error."""
+    return typer.Option(
+        "--since",
+        metavar="TIME",
+        help=text,
+        callback=_given_time,
+        autocompletion=lambda: ["today", "yesterday"],
+    )
+
+
+def _given_time(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    source = context.get_parameter_source(parameter.name or "")
+    if not value and source is not None and source.name != "DEFAULT":
+        raise UsageError("--since: empty; write a time such as 2h, yesterday or 2026-03-01")
+    return value
 
 
 def duration_s(option: str, text: str) -> float:

@@ -20,7 +20,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gauges import gauge_lines, given
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, event_loop, load_settings, open_for_command, watch_document
 from nodeagent.cli.table import Heading, Table, ago, done_cell, size_cell
-from nodeagent.cli.trend import driver, sparkline
+from nodeagent.cli.trend import driver, short_name, sparkline
 from nodeagent.daemon.documents import Status
 from nodeagent.eviction.documents import PodUsageDocument
 from nodeagent.gc.documents.passes import ExplanationDocument
@@ -107,10 +107,10 @@ def _last_day(status: Status) -> Iterator[Line]:
         for each in status.outlook
         if ".available" in each.resource and not each.resource.startswith("pid.") and each.forecasts
     ]
-    label = max((len(each.resource) for each in found), default=0)
+    label = max((len(short_name(each)) for each in found), default=0)
     for each in found:
         if sum(hour is not None for hour in each.hours) > 1:
-            line = Line(f"{each.resource:<{label}} ").append(sparkline(each.hours), "cyan").append("  24 h", "dim")
+            line = Line(f"{short_name(each):<{label}} ").append(sparkline(each.hours), "cyan").append("  24 h", "dim")
             yield line.append(f"  {driver(each)}") if driver(each) else line
 
 

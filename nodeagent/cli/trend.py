@@ -69,9 +69,10 @@ def trend_view(trend: Trend, columns: int | None, *, chart: bool) -> Iterator[Li
 def outlook_lines(outlooks: Iterable[OutlookDocument]) -> Iterator[Line]:
     """Yield two lines for each resource with thresholds: its use in the last 24 hours, and what happens next."""
     found = [each for each in outlooks if each.forecasts]
-    label = max((len(each.resource) for each in found), default=0)
+    label = max((len(short_name(each)) for each in found), default=0)
     for each in found:
-        yield Line(f"{each.resource:<{label}} {each.used / each.capacity:>4.0%} ").append(sparkline(each.hours), "cyan")
+        line = Line(f"{short_name(each):<{label}} {each.used / each.capacity:>4.0%} used ")
+        yield line.append(sparkline(each.hours), "cyan")
         is_coming = any(one.outlook in (Outlook.RANGE, Outlook.REACHED) for one in each.forecasts)
         yield Line(f"  {next_words(each)}", "" if is_coming else "dim", hang=4)
 
@@ -80,8 +81,8 @@ def chart_lines(trend: ResourceTrend, document: Trend, columns: int | None) -> I
     """Yield the record of one resource as a chart with its events below, and its forecasts."""
     outlook = trend.outlook
     share = outlook.used / outlook.capacity
-    yield Line(outlook.resource, "bold").append(
-        f"  {share:.0%}, {amount(outlook, outlook.used)} of {amount(outlook, outlook.capacity)}"
+    yield Line(short_name(outlook), "bold").append(
+        f"  {share:.0%} used, {amount(outlook, outlook.used)} of {amount(outlook, outlook.capacity)}"
     )
     width = max(_NARROWEST_CHART, (columns or _DEFAULT_COLUMNS) - _AXIS)
     cells = _cells(trend, document.since, document.observed_at, width)
@@ -151,6 +152,11 @@ def sparkline(hours: Iterable[float | int | None]) -> str:
     """Return a bar for each hour, in eighths of the full height; a dot for an hour without a reading."""
     top = len(LEVELS) - 1
     return "".join("\u00b7" if each is None else LEVELS[min(top, int(each * len(LEVELS)))] for each in hours)
+
+
+def short_name(outlook: OutlookDocument) -> str:
+    """Return the name of a resource for display, since use is shown: ``imagefs`` for the signal of available bytes."""
+    return outlook.resource.replace(".available", "", 1).replace(".inodesFree", " inodes", 1)
 
 
 def next_words(outlook: OutlookDocument) -> str:

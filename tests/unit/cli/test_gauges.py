@@ -285,4 +285,4 @@ def test_status_shows_the_last_day_once_two_hours_are_known() -> None:
     new = structs.replace(day, resource="memory.available", hours=(*(None,) * 23, 0.5))
     shown = [line.text for line in status_view(status(IMAGEFS, outlook=(day, new)), 100)]
     (line,) = [each for each in shown if "24 h" in each]
-    assert line == f"nodefs.available {'·' * 22}▅▇  24 h  80% by shop/logger volumes"
+    assert line == f"nodefs {'·' * 22}▅▇  24 h  80% by shop/logger volumes"

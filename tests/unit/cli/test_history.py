@@ -335,3 +335,10 @@ def test_watched_holds_in_a_pipe_are_printed_again_only_after_a_change(
     ended = nodeagent("hold", "list", "-w", "-o", "name", "--config", config)
     monkeypatch.undo()
     assert (ended.returncode, ended.stdout.split()) == (130, ["a", "a", "b"])
+
+
+@pytest.mark.parametrize("command", ["history", "logs"])
+def test_empty_time_such_as_an_unset_variable_is_an_error(command: str) -> None:
+    result = nodeagent(command, "--since", "")
+    assert result.returncode == 2
+    assert "--since: empty" in result.stderr

@@ -170,7 +170,7 @@ async def test_plan_has_the_removals_of_the_collector(node: Node) -> None:
         ("Apply", api.ApplyRequest(scope="all", rounds=21), "rounds: 21 is not between 0 and 20"),
         ("Apply", api.ApplyRequest(plan="{}"), "not a plan of this agent"),
         ("Plan", api.PlanRequest(scope="images", only="registry.example/other:*"), "no image on this node matches"),
-        ("Plan", api.PlanRequest(scope="images", only="*,,x"), "only: a pattern is empty"),
+        ("Plan", api.PlanRequest(scope="images", only="*,,x"), "the name of an image is empty"),
         ("Plan", api.PlanRequest(scope="images", only="x" * 5000), "only: at most 4096 characters"),
         ("Plan", api.PlanRequest(scope="images", only="\x1b[2J*"), "printable"),
         ("Plan", api.PlanRequest(scope="all", only="*"), "only: requires scope images"),
