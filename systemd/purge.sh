@@ -7,7 +7,7 @@ own_files() {
     case $1 in
     /etc/nodeagent) printf %s 'config\.toml|config\.d/[^./][^/]*\.toml' ;;
     /var/lib/nodeagent)
-        printf %s '(nodeagent|history)\.db(\.corrupt-[0-9]{8}T[0-9]{6})?(-wal|-shm|-journal)?' \
+        printf %s '(nodeagent|history|trend)\.db(\.corrupt-[0-9]{8}T[0-9]{6})?(-wal|-shm|-journal)?' \
             "|($document)|\.($document)-[a-z0-9_]{8}|(daemon|holds|pass|shutdown)\.lock"
         ;;
     /run/nodeagent) printf %s 'shutdown\.(json|lock)|\.shutdown\.json-[a-z0-9_]{8}' ;;

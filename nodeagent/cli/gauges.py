@@ -139,7 +139,7 @@ def resource_gauges(status: Status) -> Iterator[Gauge]:
             used_share(each),
             "stalled"
             if is_stall(each)
-            else _of(amount(each, each.capacity - each.available), amount(each, each.capacity)),
+            else used_of(amount(each, each.capacity - each.available), amount(each, each.capacity)),
             limits,
             next_action(limits, hindrances, _expected_times(status, [each])),
             f"limited by {each.limited_by}" if each.limited_by else "",
@@ -164,7 +164,7 @@ def _expected_times(status: Status, signals: Iterable[SignalDocument]) -> dict[M
     return found
 
 
-def _of(used: str, capacity: str) -> str:
+def used_of(used: str, capacity: str) -> str:
     """Return used amount and capacity, with a common unit once."""
     number, _, unit = used.partition(" ")
     return f"{number if capacity.endswith(f' {unit}') else used} of {capacity}"
@@ -209,7 +209,7 @@ def _disk_gauges(
     gauge = Gauge(
         disk.name,
         percent / 100,
-        _of(format_bytes(capacity - available), format_bytes(capacity)),
+        used_of(format_bytes(capacity - available), format_bytes(capacity)),
         (*_image_limits(percent, disk.low_percent, disk.high_percent), *_limits_of(of_bytes)),
         details=", ".join(
             [

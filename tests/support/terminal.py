@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -92,6 +93,12 @@ def _drain(master: int, received: list[bytes]) -> None:
         received.append(part)
 
 
+def _log_in(terminal: int) -> None:
+    """Make a terminal the controlling one, with the signals of a login, also if the tests run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.login_tty(terminal)
+
+
 class Session:
     """The command line in a process with a controlling terminal, used like a person uses it."""
 
@@ -101,14 +108,15 @@ class Session:
         self._set_size(columns, rows)
         self.mode_before = self.mode()
         self.received = ""
+        sized_by_the_terminal = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "nodeagent", *arguments],
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,
             cwd=Path(__file__).parents[2],
-            env={**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment},
-            preexec_fn=partial(os.login_tty, self._slave),  # noqa: PLW1509 - the terminal delivers Ctrl-C
+            env={**sized_by_the_terminal, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment},
+            preexec_fn=partial(_log_in, self._slave),  # noqa: PLW1509 - the terminal delivers Ctrl-C
         )
 
     def __enter__(self) -> Self:

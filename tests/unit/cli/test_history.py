@@ -8,7 +8,6 @@ import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
 
@@ -19,7 +18,7 @@ from nodeagent.host.processes import own_process
 from nodeagent.record import replace
 from nodeagent.store.history import FILE_NAME, History, PastAction, PastPass, Retention
 from tests.support.command import nodeagent
-from tests.support.terminal import on_terminal
+from tests.support.terminal import Session, on_terminal
 from tests.unit.builders import NOW
 
 if TYPE_CHECKING:
@@ -290,16 +289,12 @@ def test_watched_history_in_a_pipe_is_printed_again_after_a_pass(
     monkeypatch.undo()
 
 
-def test_watched_history_on_a_terminal_has_the_summary_below_the_list(
-    tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watched_history_on_a_terminal_has_the_summary_below_the_list(tmp_path: Path, config: str) -> None:
     recorded(tmp_path / "state", "first", "second")
-    monkeypatch.setattr("time.sleep", mock.Mock(side_effect=KeyboardInterrupt))
-    shown = on_terminal(120, "history", "-w", "--config", config)
-    monkeypatch.undo()
-    assert shown.code == 130
-    assert shown.out.count("\x1b[H") == 1
-    assert "2 passes" in shown.out
+    with Session("history", "-w", "--config", config, environment={}, columns=120) as session:
+        session.shown("2 passes")
+        session.press("q")
+        assert session.wait() == 0
 
 
 @pytest.mark.parametrize("given", [("first",), ("--details",)])

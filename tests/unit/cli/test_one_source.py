@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from nodeagent.api.requests import ExplainRequest, PlanRequest
+from nodeagent.cli.gauges import used_of
 from nodeagent.cli.table import age, size_cell
 from nodeagent.gc.plan.image_protection import Irreplaceable, irreplaceable_images
 from nodeagent.gc.plan.images import plan_image_gc
@@ -20,7 +21,7 @@ from nodeagent.model.decision import Decision, ItemKind, ReasonCode, Verdict
 from nodeagent.model.runtime import ContainerState
 from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
-from nodeagent.units import format_bytes
+from nodeagent.units import format_bytes, format_local_time
 from tests.sim.content import Layer
 from tests.sim.node import PAUSE, SimNode
 from tests.unit.control_node import Node, say, serving
@@ -147,8 +148,8 @@ async def test_space_in_the_undo_window_is_freed_by_the_printed_command(
         _, out, _ = await say(capsys, "gc", "images", *(direct if route == "without a daemon" else ()))
         before_yes, removed = re.split(r"PROMPT Remove 1 image \(imagefs 90% -> \d\d%, frees \S+ MiB\)\?\n", out)
         assert "freed after the undo window of 10m; now with --undo-window 0s" in before_yes
-        until, command = re.findall(r"until (\S+);.*without a daemon: nodeagent (.*)\n", removed)[0]
-        assert datetime.fromisoformat(until) == sim.now + timedelta(seconds=600)
+        until, command = re.findall(r"until (.+?);.*without a daemon: nodeagent (.*)\n", removed)[0]
+        assert until == format_local_time(sim.now + timedelta(seconds=600))
         sim.collect_garbage()
         kept_bytes = sim.store.used_bytes
         sim.clock.advance(601)
@@ -394,7 +395,8 @@ class _Shown:
             self._same(f"status {name}", imagefs[name], planned)
         used_bytes = observed.capacity_bytes - observed.available_bytes
         assert (
-            f"{observed.used_percent}% {format_bytes(used_bytes)} of {format_bytes(observed.capacity_bytes)}" in screen
+            f"{observed.used_percent}%  {used_of(format_bytes(used_bytes), format_bytes(observed.capacity_bytes))}"
+            in screen
         )
         since = status["image_use"]["observed_since"]
         since = None if since is None else datetime.fromisoformat(since)

@@ -16,6 +16,7 @@ CHECKOUT = Path(__file__).parents[3]
 OWN = (
     *("etc/nodeagent/config.toml", "etc/nodeagent/config.d/10-a.toml", "etc/nodeagent/config.d/b.toml"),
     *("var/lib/nodeagent/nodeagent.db", "var/lib/nodeagent/nodeagent.db-wal", "var/lib/nodeagent/nodeagent.db-shm"),
+    "var/lib/nodeagent/trend.db",
     *("var/lib/nodeagent/history.db", "var/lib/nodeagent/history.db.corrupt-20260101T101010"),
     *("var/lib/nodeagent/history.db.corrupt-20260101T101010-wal", "var/lib/nodeagent/holds.json"),
     *("var/lib/nodeagent/holds.lock", "var/lib/nodeagent/pause.json", "var/lib/nodeagent/shutdown.json"),
