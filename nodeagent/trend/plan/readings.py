@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.gc.plan.image_users import repository_of
 from nodeagent.model.pressure import FilesystemLayout, Signal, has_separate_logs
 from nodeagent.record import Record, field
 
@@ -147,8 +148,8 @@ def image_parts(snapshot: NodeSnapshot, sizes: Mapping[str, int]) -> Mapping[str
     """
     found: dict[str, float] = {}
     for each in snapshot.images:
-        repository = repository_of(each.name)
-        part = shortened(f"images of {repository}" if repository else "images without a name")
+        is_unnamed = each.name.startswith("sha256:")
+        part = shortened("images without a name" if is_unnamed else f"images of {repository_of(each.name)}")
         found[part] = found.get(part, 0.0) + sizes.get(each.id, 0)
     return found
 
@@ -165,14 +166,6 @@ def image_sizes(snapshot: NodeSnapshot) -> Mapping[str, int]:
         counted.update(own)
         found[each.id] = sum(storage.pieces[index].size_bytes for index in own)
     return found
-
-
-def repository_of(name: str) -> str:
-    """Return the repository of an image name; empty for an id."""
-    path, _, _ = name.partition("@")
-    head, colon, tag = path.rpartition(":")
-    repository = head if colon and "/" not in tag else path
-    return "" if repository == "sha256" else repository
 
 
 def shortened(part: str) -> str:

@@ -15,6 +15,7 @@ from nodeagent.model.pressure import (
     Signal,
     SignalReading,
 )
+from nodeagent.record import replace
 from nodeagent.trend.plan.readings import (
     LONGEST_NAME,
     MOST_PARTS,
@@ -24,7 +25,6 @@ from nodeagent.trend.plan.readings import (
     image_sizes,
     largest_and_fastest,
     pod_parts,
-    repository_of,
     resource_readings,
     shortened,
 )
@@ -118,29 +118,15 @@ def test_unknown_use_of_a_pod_is_no_part() -> None:
     assert pod_parts([PodFacts("u", "a", "b"), PodFacts("v", "a", "c", usage=PodUsage())], SINGLE, ()) == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "repository"),
-    [
-        ("registry.example:5000/shop/web:v1", "registry.example:5000/shop/web"),
-        ("registry.example:5000/shop/web", "registry.example:5000/shop/web"),
-        ("web", "web"),
-        ("shop/web@sha256:00", "shop/web"),
-        ("shop/web:v1@sha256:00", "shop/web"),
-        ("sha256:0011", ""),
-    ],
-)
-def test_repository_of_an_image_name(name: str, repository: str) -> None:
-    assert repository_of(name) == repository
-
-
 def test_images_count_by_repository_and_a_shared_layer_once() -> None:
-    images = [image("a", "r/web:v1"), image("b", "r/web:v2"), image("c", "r/db:v1")]
-    pieces = [piece("base", 100), piece("v1", 10), piece("v2", 20), piece("db", 5)]
+    images = [image("a", "r/web:v1"), image("b", "r/web:v2"), image("c", "r/db:v1"), image("sha256:d")]
+    images[3] = replace(images[3], repo_tags=())
+    pieces = [piece("base", 100), piece("v1", 10), piece("v2", 20), piece("db", 5), piece("old", 7)]
     ids = [each.id for each in images]
-    references = {ids[0]: ["base", "v1"], ids[1]: ["base", "v2"], ids[2]: ["base", "db"]}
+    references = {ids[0]: ["base", "v1"], ids[1]: ["base", "v2"], ids[2]: ["base", "db"], ids[3]: ["old"]}
     seen = snapshot(*images, storage=graph(pieces, references))
     parts = image_parts(seen, image_sizes(seen))
-    assert parts == {"images of r/web": 130 * MIB, "images of r/db": 5 * MIB}
+    assert parts == {"images of r/web": 130 * MIB, "images of r/db": 5 * MIB, "images without a name": 7 * MIB}
 
 
 @given(st.text(max_size=400))
