@@ -94,8 +94,9 @@ def _drain(master: int, received: list[bytes]) -> None:
 
 
 def _log_in(terminal: int) -> None:
-    """Make a terminal the controlling one, with the signals of a login, also if the tests run under nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """Make a terminal the controlling one, with the signals of a login, also if the tests run in the background."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     os.login_tty(terminal)
 
 

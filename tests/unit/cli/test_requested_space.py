@@ -176,7 +176,7 @@ async def test_dry_run_of_the_configuration_is_overridden_for_one_pass_only(
 
         monkeypatch.setattr("nodeagent.cli.gc.confirm", confirm)
         code, _, err = await say(capsys, *given)
-        assert (questions, "--no-dry-run removes, after a confirmation" in err) == ([], True)
+        assert (questions, "--no-dry-run removes once" in err) == ([], True)
         code, _, err = await say(capsys, *given, "--no-dry-run")
         assert (code, left(node), len(questions)) == (0, list(IMAGES[1:]), 1), err
         node.sim.fill_to(95)
