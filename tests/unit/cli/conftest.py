@@ -53,3 +53,9 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> list[SimNode]:
     monkeypatch.setattr("nodeagent.daemon.node_filesystems.read_filesystem", read_node)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     return sims
+
+
+@pytest.fixture(autouse=True)
+def no_walk_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read no directories after a shortfall: simulated nodes have none, and those of this machine take seconds."""
+    monkeypatch.setattr("nodeagent.gc.agent._BREAKDOWN_WITHIN_S", 0.0)
