@@ -340,7 +340,10 @@ def _fit(points: Sequence[_Point], window_s: float) -> _Trend | None:
         return None
     interval_s = median(after[0] - before[0] for before, after in pairwise(points))
     width_s = max(window_s / _BINS, interval_s)
-    medians = _without_steps(_medians(points, width_s))
+    medians = _medians(points, width_s)
+    if len(medians) < _FEWEST_MEDIANS:
+        return None
+    medians = _without_steps(medians)
     oldest, newest = max(medians), min(medians)
     count = oldest - newest + 1
     season = next((round(each / width_s) for each in (7 * _DAY_S, _DAY_S) if count * width_s >= 2 * each), 1)
@@ -350,7 +353,7 @@ def _fit(points: Sequence[_Point], window_s: float) -> _Trend | None:
         if (before - age) % season == 0
     ]
     lag = max(1, round(count / 4 / season)) * season
-    if len(medians) < _FEWEST_MEDIANS or len(slopes) < _FEWEST_MEDIANS:
+    if len(slopes) < _FEWEST_MEDIANS:
         return None
     slope = median(slopes)
     deviations = [medians[age] - medians[age + lag] - slope * lag for age in medians if age + lag in medians]

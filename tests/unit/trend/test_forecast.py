@@ -6,10 +6,15 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, strategies as st
 
 from nodeagent.trend.plan.forecast import Forecast, Growth, Outlook, Sample, Threshold, forecast, growth
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DataObject
 
 T0 = datetime(2026, 3, 2, tzinfo=UTC)
 HOUR = 60  # minutes
@@ -246,3 +251,39 @@ def test_shares_of_growing_parts_add_up_to_one() -> None:
     samples = readings(20 * HOUR, lambda minute: 50 + minute / 60, parts={"a": lambda minute: minute / 90})
     shares: list[Growth] = list(growth(samples, samples[-1].at))
     assert sum(each.share for each in shares) == pytest.approx(1)
+
+
+MINUTES = st.lists(st.sampled_from([0, 0.01, 1, 1, 1, 5, 60, 1440]), min_size=1, max_size=60)
+AMOUNTS = st.sampled_from([0.0, 1.0, 50.0, 50.1, 60.0, 99.0, 1e15])
+
+
+@given(st.data(), MINUTES)
+def test_any_record_has_a_forecast_and_a_growth(data: DataObject, minutes: list[float]) -> None:
+    at, samples = T0, list[Sample]()
+    for step in minutes:
+        at += timedelta(minutes=step)
+        parts = data.draw(st.dictionaries(st.sampled_from(["a", "b"]), AMOUNTS, max_size=2))
+        is_new = data.draw(st.booleans()) and step == 1
+        samples.append(Sample(at, data.draw(AMOUNTS), data.draw(AMOUNTS), parts, is_new))
+    for now in (at, at - timedelta(minutes=3), at + timedelta(hours=1)):
+        for each in forecast(
+            samples, [Threshold("hard", 95, after_collection=True), Threshold("full", 100, after_collection=False)], now
+        ):
+            assert each.outlook is not Outlook.RANGE or (each.earliest_s or 0) <= (each.expected_s or 0)
+        assert all(math.isfinite(each.rate_per_s) for each in growth(samples, now))
+
+
+def test_part_with_all_readings_in_one_moment_of_a_long_record_has_no_rate() -> None:
+    samples = readings(3 * DAY, lambda minute: 40 + minute / 600, every=10)
+    parts = [
+        each._replace(parts={"pod": float(number)} if number >= len(samples) - 3 else {})
+        for number, each in enumerate(samples)
+    ]
+    dense = [
+        *parts,
+        *(
+            parts[-1]._replace(at=parts[-1].at + timedelta(seconds=each), parts={"pod": each * 9.0})
+            for each in range(1, 20)
+        ),
+    ]
+    assert growth(dense, dense[-1].at)
