@@ -55,7 +55,7 @@ def show_trend(source: Source, resource: str, since_s: float, form: str) -> None
 
 
 def trend_view(trend: Trend, columns: int | None, *, chart: bool) -> Iterator[Line]:
-    """Yield a table of the outlook of each resource; with ``chart`` the record of each and its outlook in detail."""
+    """Yield the outlook of each resource in two lines; with ``chart`` the record of each and its outlook in detail."""
     if chart:
         for number, each in enumerate(trend.resources):
             if number:
@@ -100,7 +100,7 @@ def chart_lines(trend: ResourceTrend, document: Trend, columns: int | None) -> I
             used = [name for name, mark in _MARKS.items() if mark in marks]
             yield Line(", ".join(f"{_MARKS[name]} {name}" for name in used), "dim")
     for each in outlook.forecasts:
-        yield Line(f"{forecast_words(outlook, each)}")
+        yield Line(forecast_words(outlook, each))
     for growing in outlook.growth[:_MOST_GROWING]:
         name = growing.part or "other"
         name = name if columns is None else fit(name, columns // 2, Cut.MIDDLE)
@@ -162,7 +162,6 @@ def short_name(outlook: OutlookDocument) -> str:
 def next_words(outlook: OutlookDocument) -> str:
     """Return what happens next, such as ``image GC at 85% in 2h to 5h, at 1.2 GiB/h, 80% by a/b logs``."""
     coming = [each for each in outlook.forecasts if each.outlook is Outlook.RANGE]
-
     if coming:
         soonest = min(coming, key=lambda each: each.expected_s or 0.0)
         return ", ".join(filter(None, (forecast_words(outlook, soonest), driver(outlook))))
@@ -176,7 +175,7 @@ def next_words(outlook: OutlookDocument) -> str:
 
 
 def forecast_words(outlook: OutlookDocument, forecast: ForecastDocument) -> str:
-    """Return a forecast in words; the times of a range are rounded to two units."""
+    """Return a forecast in words; the times of a range are rounded to one unit."""
     at = f"{_NAMES.get(forecast.threshold, forecast.threshold)} at {forecast.used / outlook.capacity:.0%}"
     if forecast.outlook is Outlook.REACHED:
         return f"{at}: reached"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.trend.documents import OutlookDocument, ResourceTrend, Trend, TrendMark, TrendPoint
-from nodeagent.trend.plan.outlook import look_ahead
+from nodeagent.trend.plan.outlook import outlook_of
 from nodeagent.trend.recorder import trend_policy
 from nodeagent.trend.sample_file import SampleFile, Series
 
@@ -74,7 +74,7 @@ def _read(agent: Agent, policy: TrendPolicy, resource: str, since: datetime, now
 
 
 def _resource(series: Series, policy: TrendPolicy, since: datetime, now: datetime) -> ResourceTrend | None:
-    outlook = look_ahead(series.resource, series.capacity, series.samples, policy, now)
+    outlook = outlook_of(series.resource, series.capacity, series.samples, policy, now)
     if outlook is None:
         return None
     points = thinned([each for each in series.samples if since <= each.at <= now], _MOST_POINTS)

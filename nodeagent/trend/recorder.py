@@ -15,7 +15,7 @@ from nodeagent.loops.passes import wait_for_any
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.record import Record
 from nodeagent.telemetry.logging import StateLog, stable
-from nodeagent.trend.plan.outlook import ResourceOutlook, TrendPolicy, look_ahead
+from nodeagent.trend.plan.outlook import ResourceOutlook, TrendPolicy, outlook_of
 from nodeagent.trend.plan.readings import (
     Parts,
     image_parts,
@@ -62,7 +62,8 @@ class TrendState:
 
     Attributes:
         images: images of the last pass of image GC; ``None`` before the first.
-        outlook: outlook of each resource by its name; empty before the first.
+        outlook: outlook of each resource; empty before the first.
+        parts: last amounts by resource and part, with which the fastest growing parts are found.
     """
 
     images: ImageReading | None = None
@@ -113,7 +114,7 @@ class RecorderTask:
         await self._write()
 
     async def step(self) -> None:
-        """Record one line; after every fifth line, and until there is an outlook, write the lines and look ahead.
+        """Record one line; after every fifth line, and before the first outlook, write the lines and make the outlook.
 
         From a record of a day on, the outlook is computed every quarter of an hour, since a long record costs more.
         """
@@ -121,7 +122,7 @@ class RecorderTask:
         if len(self._pending) >= PARTS_EVERY or not self._state.outlook:
             await self._write()
             if self._written < _LONG or self._written % _LONG_EVERY < PARTS_EVERY or not self._state.outlook:
-                await self._look_ahead(layout)
+                await self._update_outlook(layout)
 
     async def _record(self) -> SignalLayout:
         """Read the node once, every fifth time with the parts of the resources; return the layout."""
@@ -182,14 +183,14 @@ class RecorderTask:
             self._states.logger.warning("store_notice", notice=notice)
             self._written = len(lines)
 
-    async def _look_ahead(self, layout: SignalLayout) -> None:
+    async def _update_outlook(self, layout: SignalLayout) -> None:
         policy = trend_policy(self._agent.settings, layout)
         with suppress(StoreError):  # reported by the next write
             self._state.outlook = await asyncio.to_thread(partial(self._compute, policy))
 
     def _compute(self, policy: TrendPolicy) -> tuple[ResourceOutlook, ...]:
         now = self._agent.clock.now()
-        found = (look_ahead(each.resource, each.capacity, each.samples, policy, now) for each in self._file.read())
+        found = (outlook_of(each.resource, each.capacity, each.samples, policy, now) for each in self._file.read())
         return tuple(each for each in found if each is not None)
 
 

@@ -168,7 +168,9 @@ def forecast(samples: Sequence[Sample], thresholds: Sequence[Threshold], now: da
     if not observed_s:
         return tuple(Forecast(each, Outlook.UNKNOWN) for each in thresholds)
     trends = {
-        after_collection: _trend(_series(samples, now, _kept if after_collection else _used))
+        after_collection: _trend(
+            _series(samples, now, _kept) if after_collection else _series(samples, now, _used, without_collections=True)
+        )
         for after_collection in {each.after_collection for each in thresholds if observed_s >= MINIMUM_S}
     }
     forecasts = []
@@ -198,7 +200,7 @@ def growth(samples: Sequence[Sample], now: datetime) -> tuple[Growth, ...]:
     }
     rates = {part: rate for part, rate in growing.items() if rate > 0}
     parts = sorted(rates, key=lambda part: (-rates[part], part))
-    used = _fit(_series(samples, now, _net), trend.window_s)
+    used = _fit(_series(samples, now, _used), trend.window_s)
     if used is not None and (remainder := used.rate - sum(rates.values())) > _TREND_ERRORS * used.error:
         rates[""] = remainder
         parts.append("")
@@ -249,11 +251,6 @@ def _used(sample: Sample) -> float:
     return sample.used
 
 
-def _net(sample: Sample) -> float:
-    """Return the raw use, for the growth including collections."""
-    return sample.used
-
-
 def _amount_of(part: str) -> Callable[[Sample], float]:
     return lambda sample: sample.parts[part]
 
@@ -269,10 +266,13 @@ def _with_part(samples: Sequence[Sample], part: str) -> list[Sample]:
     return found
 
 
-def _series(samples: Sequence[Sample], now: datetime, amount: Callable[[Sample], float]) -> list[_Point]:
+def _series(
+    samples: Sequence[Sample], now: datetime, amount: Callable[[Sample], float], *, without_collections: bool = False
+) -> list[_Point]:
     """Return the amounts, oldest first, without the time of excluded intervals and without their change.
 
-    The raw use also excludes the change by a collection, since the next collection depends on the growth until then.
+    With ``without_collections`` the change by a collection is excluded too: the next collection depends on the growth
+    until then.
     """
     after = samples[-1]
     points = [((after.at - now).total_seconds(), amount(after))]
@@ -280,7 +280,7 @@ def _series(samples: Sequence[Sample], now: datetime, amount: Callable[[Sample],
     for before in reversed(samples[:-1]):
         if after.new_start:
             excluded_s += (after.at - before.at).total_seconds()
-        if after.new_start or (amount is _used and _is_collection(before, after)):
+        if after.new_start or (without_collections and _is_collection(before, after)):
             excluded += amount(after) - amount(before)
         points.append(((before.at - now).total_seconds() + excluded_s, amount(before) + excluded))
         after = before

@@ -50,7 +50,7 @@ class ResourceOutlook(Record):
     hours: tuple[float | None, ...]
 
 
-def look_ahead(
+def outlook_of(
     resource: str, capacity: float, samples: Sequence[Sample], policy: TrendPolicy, now: datetime
 ) -> ResourceOutlook | None:
     """Return the outlook of a resource; ``None`` without samples or capacity."""

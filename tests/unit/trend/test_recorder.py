@@ -1,4 +1,4 @@
-"""The recorder on a simulated node: what it writes, and what a failure costs."""
+"""The recorder on a simulated node: what it writes, and the effect of a failure."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_what_a_pass_freed_can_not_be_freed_again(tmp_path: Path) -> None:
     assert (before.freeable or 0) - (context.trend.images.freeable or 0) == 4 * MIB
 
 
-async def test_a_runtime_that_does_not_answer_costs_its_figures_only(tmp_path: Path) -> None:
+async def test_without_an_answer_of_the_runtime_only_its_figures_are_missing(tmp_path: Path) -> None:
     node = Node(tmp_path)
     async with node.task() as (task, _, _):
         await task.step()
