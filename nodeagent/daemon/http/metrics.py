@@ -103,39 +103,51 @@ class Exposition(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self._one_at_a_time = asyncio.Lock()
+        self._readings = 0
+        self._last: dict[bool, tuple[int, bytes]] = {}
 
     async def render(self, accepts: str) -> tuple[str, bytes]:
         """Return content type and text of all metrics: OpenMetrics if the client accepts it, else text format 0.0.4.
 
+        Requests that arrive during a reading share the next one: the time of an answer does not depend on their number.
+
         Args:
             accepts: value of the ``Accept`` header; empty without one.
         """
-        async with self._read_gauges():
-            if OPENMETRICS in accepts:
-                return CONTENT_TYPE_LATEST, generate_latest(self._registry)  # type: ignore[no-untyped-call]
-            return _PLAIN, _text_format(self._registry.collect())
+        openmetrics, before = OPENMETRICS in accepts, self._readings
+        async with self._one_at_a_time:
+            reading, body = self._last.get(openmetrics, (0, b""))
+            if reading <= before:
+                async with self._read_gauges() as reading:
+                    body = (
+                        generate_latest(self._registry)  # type: ignore[no-untyped-call]
+                        if openmetrics
+                        else _text_format(self._registry.collect())
+                    )
+                self._last[openmetrics] = reading, body
+        return CONTENT_TYPE_LATEST if openmetrics else _PLAIN, body
 
     async def render_textfile(self) -> str:
         """Return all metrics of the agent in text format 0.0.4, with the time of this reading.
 
         The metrics of the process are omitted: node_exporter exposes process metrics with the same names.
         """
-        async with self._read_gauges():
+        async with self._one_at_a_time, self._read_gauges():
             return _text_format((self._file_time(), *self.collect())).decode()
 
     @asynccontextmanager
-    async def _read_gauges(self) -> AsyncIterator[None]:
-        """Set the gauges for the duration of the block; concurrent readings wait for its end."""
-        async with self._one_at_a_time:
+    async def _read_gauges(self) -> AsyncIterator[int]:
+        """Set the gauges for the duration of the block, under the lock, and return the number of this reading."""
+        self._readings += 1
+        self._gauges = Counters(self._context.clock)
+        self._set_agent_gauges(self._gauges)
+        self._set_task_gauges(self._gauges)
+        self._set_forecast_gauges(self._gauges)
+        self._set_pressure_gauges(self._gauges, await self._read_signals())
+        try:
+            yield self._readings
+        finally:
             self._gauges = Counters(self._context.clock)
-            self._set_agent_gauges(self._gauges)
-            self._set_task_gauges(self._gauges)
-            self._set_forecast_gauges(self._gauges)
-            self._set_pressure_gauges(self._gauges, await self._read_signals())
-            try:
-                yield
-            finally:
-                self._gauges = Counters(self._context.clock)
 
     def _file_time(self) -> Family:
         family = Family(TEXTFILE_TIME, "Time at which this file was written.", Kind.GAUGE.value)

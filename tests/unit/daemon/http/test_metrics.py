@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
@@ -231,6 +232,32 @@ async def test_both_formats_have_the_same_samples() -> None:
         }
 
     assert samples(read(*await made.render(""))) == samples(read(*await made.render(OPENMETRICS)))
+
+
+@pytest.mark.parametrize("accepts", ["", OPENMETRICS])
+async def test_requests_during_a_reading_share_the_next_one(accepts: str) -> None:
+    readings: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+    async def slow_signals() -> None:
+        end = asyncio.Event()
+        readings.put_nowait(end)
+        await end.wait()
+
+    daemon = context()
+    made = Exposition(daemon, slow_signals)
+    first = asyncio.create_task(made.render(accepts))
+    end = await readings.get()
+    later = [asyncio.create_task(made.render(accepts)) for _ in range(100)]
+    await asyncio.sleep(0)
+    later.pop(0).cancel()  # a client that disconnects ends no reading of the others
+    end.set()
+    await first
+    end = await readings.get()
+    daemon.counters.count_event({"event": "reclaimed", "threshold": "new"})
+    end.set()
+    answers = {await each for each in later}
+    assert readings.empty()
+    assert [b'threshold="new"' in body for _, body in answers] == [True]
 
 
 async def test_new_daemon_exposes_counters_as_0_and_no_unknown_value() -> None:
