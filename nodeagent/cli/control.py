@@ -95,7 +95,7 @@ def trigger(config: Path | None, loop: str, *, wait: bool) -> None:
         say(f"{loop} started; see 'nodeagent status' for the result")
         return
     detail = f": {answer.detail}" if answer.detail else ""
-    dry_run = " (dry run)" if answer.dry_run else ""
+    dry_run = " (dry run)" if answer.dry_run and answer.result != "dry-run" else ""
     say(f"{loop}: {answer.result}{dry_run}{detail}")
     if answer.result in ("failed", "crashed", "runtime-unavailable"):
         sys.exit(ExitCode.FAILED)

@@ -21,10 +21,10 @@ from nodeagent.eviction.plan.planner import EvictionPlan, plan_eviction
 from nodeagent.eviction.plan.reclaim import ReclaimStep, device_role, space_needed
 from nodeagent.eviction.plan.thresholds import MEANINGS, Threshold, ThresholdStatus, Unit
 from nodeagent.eviction.pod_eviction import EffectWait, PodEviction, relieves_disk
-from nodeagent.eviction.reclaimer import IMAGE_ACTIONS, Reclaimable, Reclaimed
+from nodeagent.eviction.reclaimer import IMAGE_ACTIONS, UNKNOWN_AMOUNTS, Reclaimable, Reclaimed
 from nodeagent.gc.pass_state import make_visible
 from nodeagent.model.decision import Reason, ReasonCode
-from nodeagent.model.pressure import FilesystemLayout, FilesystemRole
+from nodeagent.model.pressure import FilesystemLayout
 from nodeagent.record import replace
 from nodeagent.telemetry.logging import stable
 
@@ -67,7 +67,7 @@ class NodeReclaim:
         self._actions = actions
         self._signals = monitors.signals
         self._reporter = monitors.reporter
-        self._reclaimable: tuple[FilesystemRole, Reclaimable] | None = None
+        self._planned: tuple[ReclaimStep, Reclaimable] | None = None
         self._layout = FilesystemLayout.SINGLE
         self._running: asyncio.Future[StepEnd] | None = None
         self.failed: set[ReclaimStep] = set()
@@ -105,6 +105,21 @@ class NodeReclaim:
         self._log_step("reclaim_insufficient", step, status.threshold, reclaimable=self._amount(status.threshold))
         return StepEnd.INSUFFICIENT
 
+    async def repeat_dry_run(self, step: ReclaimStep, reclaimable: Reclaimable) -> None:
+        """Plan with a step that an earlier pass in dry run has logged, and with its reclaimable amounts."""
+        self._layout = (await self._signals.layout()).layout
+        self._set_planned(step, reclaimable)
+
+    def reclaimable(self, step: ReclaimStep) -> Reclaimable:
+        """Return the reclaimable amounts of the last planned step; unknown if another step was planned last."""
+        planned, amounts = self._planned or (None, UNKNOWN_AMOUNTS)
+        return amounts if planned == step else UNKNOWN_AMOUNTS
+
+    def would_suffice(self, status: ThresholdStatus) -> bool:
+        """Return whether the reclaim that a dry run logs instead of executing would clear a threshold."""
+        amount = self._amount(status.threshold) if self._actions.dry_run else None
+        return amount is not None and status.shortfall is not None and amount >= status.shortfall
+
     def is_insufficient(self, status: ThresholdStatus | None) -> bool:
         """Return whether the last plan of an image reclaim step shows that reclaim cannot clear a threshold.
 
@@ -140,10 +155,10 @@ class NodeReclaim:
     def _amount(self, threshold: Threshold) -> int | None:
         """Return the reclaimable amount in the unit of a threshold; ``None`` if unknown for its filesystem."""
         filesystem = MEANINGS[threshold.signal].filesystem
-        if self._reclaimable is None or threshold.filesystem is not None or filesystem is None:
+        if self._planned is None or threshold.filesystem is not None or filesystem is None:
             return None
-        device, reclaimable = self._reclaimable
-        if device is not device_role(filesystem, self._layout):
+        step, reclaimable = self._planned
+        if step.filesystem is not device_role(filesystem, self._layout):
             return None
         is_inodes = MEANINGS[threshold.signal].unit is Unit.INODES
         return reclaimable.inodes if is_inodes else reclaimable.size_bytes
@@ -245,7 +260,7 @@ class NodeReclaim:
                 work.cancel()
 
     def _set_planned(self, step: ReclaimStep, reclaimable: Reclaimable) -> None:
-        self._reclaimable = step.filesystem, reclaimable
+        self._planned = step, reclaimable
 
     async def _record_effect(self, done: Reclaimed, status: ThresholdStatus, *, known: bool = True) -> None:
         """Record the expected effect of a reclaim step; with ``known`` false the freed amount is unknown."""
@@ -269,6 +284,7 @@ def _succeeded(work: asyncio.Future[Any]) -> bool:
 _MAX_FAILED: Final = 5
 _FAILED_KEPT_S: Final = 600.0
 _FAILED_ATTEMPTS: Final = 2
+_NOT_RECLAIMED: Final = "; in the dry run no dead containers, logs and images are removed first"
 _NOTHING_FOUND: Final = frozenset(
     {PassResult.NO_POD, PassResult.NO_PRESSURE, PassResult.WAITING, PassResult.INEFFECTIVE, PassResult.URGENT}
 )
@@ -287,11 +303,11 @@ class Attempts:
 
     Attributes:
         failed_s: monotonic times of failed evictions in seconds, by pod UID.
-        dry_run_steps: reclaim steps logged by a dry run since a threshold was met.
+        dry_run_steps: reclaim steps logged by a dry run since a threshold was met, each with the reclaimable amounts.
     """
 
     failed_s: dict[str, list[float]] = field(default_factory=dict)
-    dry_run_steps: set[ReclaimStep] = field(default_factory=set)
+    dry_run_steps: dict[ReclaimStep, Reclaimable] = field(default_factory=dict)
 
     def excluded(self, now_s: float) -> dict[str, str]:
         """Return the pods with repeated failed evictions in the last ten minutes: reason by pod UID.
@@ -369,7 +385,7 @@ class EvictionPass:
             before = self._without_candidate
             found, readings = await self._relieve(evaluation, readings), None
             result = result if found is PassResult.NO_PRESSURE and before else found
-            if found not in NO_VICTIM:
+            if found not in NO_VICTIM and found is not PassResult.DRY_RUN:
                 break
             if self._without_candidate == before:
                 break
@@ -387,11 +403,12 @@ class EvictionPass:
         """Act on the most urgent threshold for which a pod may still be evicted."""
         plan = await self._reclaim(evaluation, readings)
         if plan.selected is None:
-            if plan.waiting is not None:
-                return self._hindered(plan, plan.waiting)
-            return PassResult.RECLAIMED if self._has_reclaimed else PassResult.NO_PRESSURE
+            return self._cleared() if plan.waiting is None else self._hindered(plan, plan.waiting)
         if plan.reclaim:
             return PassResult.RECLAIMING
+        if self._node_reclaim.would_suffice(plan.selected):
+            self._without_candidate |= {plan.selected.threshold}
+            return PassResult.DRY_RUN
         relieve = self.actions.relieve_with_cache
         if relieve is not None and await relieve(plan.selected):
             return PassResult.RECLAIMED
@@ -400,6 +417,12 @@ class EvictionPass:
             return self._hindered(plan, plan.hindrance)
         with_disk = MEANINGS[plan.selected.threshold.signal].filesystem is not None
         return await self._evict_one(evaluation, with_disk=with_disk)
+
+    def _cleared(self) -> PassResult:
+        """Return the result of a pass without a further threshold to act on."""
+        if not self._has_reclaimed or self._without_candidate:
+            return PassResult.NO_PRESSURE
+        return PassResult.DRY_RUN if self.actions.dry_run else PassResult.RECLAIMED
 
     async def _reclaim(self, evaluation: Evaluation, readings: SignalReadings | None) -> EvictionPlan:
         """Run the reclaim steps one by one, measuring the effect of each; return the remaining plan.
@@ -417,7 +440,9 @@ class EvictionPass:
                 self._begin_observations(plan)
             step = plan.reclaim[0]
             end = StepEnd.FINISHED
-            if step not in self.attempts.dry_run_steps:
+            if (logged := self.attempts.dry_run_steps.get(step)) is not None:
+                await self._node_reclaim.repeat_dry_run(step, logged)
+            else:
                 end = await self._node_reclaim.run_step(step, plan.selected, self._without_candidate)
             if end is StepEnd.INTERRUPTED:
                 return plan
@@ -433,7 +458,7 @@ class EvictionPass:
                 self._reclaimed.add(step)
             readings = (await self._effect_wait.wait(plan)).readings
             if self.actions.dry_run:
-                self.attempts.dry_run_steps.add(step)
+                self.attempts.dry_run_steps[step] = self._node_reclaim.reclaimable(step)
 
     def _begin_observations(self, plan: EvictionPlan) -> None:
         """Begin what the next steps of a plan require, while its first step runs: space runs out within seconds."""
@@ -593,7 +618,9 @@ class EvictionPass:
         threshold = selected.threshold
         known = self.context.eviction.unrelieved.get(threshold)
         outside = known.outside if known is not None else await self._consumers(threshold, pods)
-        statement = replace(statement, outside=outside)
+        is_reclaimed = not self.actions.dry_run or MEANINGS[threshold.signal].filesystem is None
+        sentence = statement.sentence + ("" if is_reclaimed else _NOT_RECLAIMED)
+        statement = replace(statement, sentence=sentence, outside=outside)
         state = self.context.eviction
         self.context.eviction = replace(state, unrelieved={**state.unrelieved, threshold: statement})
         self.monitors.reporter.log_no_evictable_pod(plan, statement)

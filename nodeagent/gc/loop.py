@@ -152,7 +152,8 @@ class Loop:
     def _finish(self, preview: Preview, report: PassReport) -> float:
         """Record and log the end of a pass; return the seconds until the next pass."""
         lost = report.end is PassEnd.RUNTIME_LOST
-        self.loop_statuses.ended(self.scope.value, report.end.value, detail=report.end_detail, failed=lost)
+        result = "dry-run" if report.dry_run and report.end is PassEnd.COMPLETE else report.end.value
+        self.loop_statuses.ended(self.scope.value, result, detail=report.end_detail, failed=lost)
         if not lost:
             self._runtime.answered()
         for event in ("pass_failed", "pass_crashed"):

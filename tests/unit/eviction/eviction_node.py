@@ -186,7 +186,7 @@ class Node:
         planned: Callable[[Reclaimable], None] = lambda _: None,
     ) -> Reclaimed:
         self.needed.append(needed)
-        planned(self.reclaimable)
+        planned(self.reclaimable if step.action in IMAGE_ACTIONS else UNKNOWN_AMOUNTS)
         if self.reclaim_error is not None:
             raise self.reclaim_error
         if stop.is_set():

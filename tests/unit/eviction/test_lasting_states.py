@@ -62,6 +62,12 @@ async def test_full_disk_is_logged_once_in_117_s_and_each_reclaim_is_counted(cou
     assert count > 100
 
 
+async def test_full_disk_without_a_pod_to_evict_has_not_the_result_reclaimed() -> None:
+    node = full_disk()
+    await run_pass(node)
+    assert node.result() == "no-pod"
+
+
 async def test_full_disk_is_logged_again_after_an_hour_and_at_each_change() -> None:
     node = full_disk()
     loop = node.loop()

@@ -14,11 +14,13 @@ from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableEr
 from nodeagent.eviction.composition import past_eviction
 from nodeagent.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.eviction.plan.preview import FALLING_S
+from nodeagent.eviction.reclaimer import UNKNOWN_AMOUNTS, Reclaimable
 from nodeagent.host.psi_triggers import MEMORY_EVENTS, PressureTriggers
 from nodeagent.loops.passes import Pause, PausedBy
 from nodeagent.model.pressure import MemoryCounters, NodeMemory
 from nodeagent.record import replace
-from tests.unit.eviction.eviction_node import LOW, NO_PRESSURE, Node, run_pass
+from tests.unit.builders import MIB
+from tests.unit.eviction.eviction_node import LOW, NO_PRESSURE, Node, disk_node, run_pass
 from tests.unit.eviction.plan.cases import disk, known, pod, read
 
 if TYPE_CHECKING:
@@ -187,6 +189,53 @@ async def test_dry_run_logs_the_eviction_once_and_evicts_nothing() -> None:
     (event,) = node.events("would_evict")
     assert event["pod_name"] == "web"
     assert [each.dry_run for each in node.records] == [True]
+
+
+@pytest.mark.parametrize(
+    ("reclaimable", "result", "events", "statement"),
+    [
+        (Reclaimable(50 * MIB), "dry-run", [], ""),
+        (
+            Reclaimable(49 * MIB),
+            "no-pod",
+            ["no_evictable_pod"],
+            "no dead containers, logs and images are removed first",
+        ),
+        (UNKNOWN_AMOUNTS, "no-pod", ["no_evictable_pod"], "no dead containers, logs and images are removed first"),
+    ],
+    ids=["enough", "too-little", "unknown"],
+)
+async def test_dry_run_reports_no_shortage_that_node_level_reclaim_would_end(
+    reclaimable: Reclaimable, result: str, events: list[str], statement: str
+) -> None:
+    protected = pod("static", static=known(value=True), writable=disk(300))
+    node = disk_node(pods=(protected,), dry_run=True, reclaimable=reclaimable)
+    loop = node.loop()
+    for _ in range(2):
+        await run_pass(node, loop)
+        assert node.result() == result
+        assert [statement in each.text for each in node.context.eviction.unrelieved.values()] == [True] * len(events)
+    assert [each["event"] for each in node.events() if each["event"] == "no_evictable_pod"] == events
+    assert len(node.events("would_reclaim")) == 3
+
+
+async def test_dry_run_evicts_no_pod_that_node_level_reclaim_would_spare() -> None:
+    node = disk_node(dry_run=True, reclaimable=Reclaimable(60 * MIB))
+    await run_pass(node)
+    assert (node.result(), node.records, node.events("would_evict")) == ("dry-run", [], [])
+
+
+async def test_dry_run_acts_on_the_next_threshold_after_one_that_reclaim_would_clear() -> None:
+    node = disk_node(
+        dry_run=True,
+        reclaimable=Reclaimable(60 * MIB),
+        limits="imagefs.available<100Mi,nodefs.available<100Mi",
+        pods=(pod("writer", logs=disk(300)),),
+        readings=lambda: (read("imagefs.available", 50), read("nodefs.available", 50)),
+    )
+    await run_pass(node)
+    assert node.result() == "dry-run"
+    assert [each["threshold"] for each in node.events("would_evict")] == ["nodefs.available<100Mi"]
 
 
 async def test_no_pod_is_evicted_during_a_pause() -> None:

@@ -42,9 +42,10 @@ SNAPSHOT = NodeSnapshot(observed_at=T0, runtime=RuntimeInfo("containerd", "1.7.2
 class Passes:
     """Fake passes with scripted results: each call raises the next error or returns a report."""
 
-    def __init__(self, *ends: Exception | PassEnd, warnings: tuple[str, ...] = ()) -> None:
+    def __init__(self, *ends: Exception | PassEnd, warnings: tuple[str, ...] = (), dry_run: bool = False) -> None:
         self.ends: Iterator[Exception | PassEnd] = iter(ends)
         self.warnings = warnings
+        self.dry_run = dry_run
         self.running = 0
 
     async def __call__(self, scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
@@ -56,7 +57,7 @@ class Passes:
             end = next(self.ends)
             if isinstance(end, Exception):
                 raise end
-            report = PassReport("id", scope.value, "test", T0, 0.0, False, (), (), end, warnings=self.warnings)
+            report = PassReport("id", scope.value, "test", T0, 0.0, self.dry_run, (), (), end, warnings=self.warnings)
             return Preview(scope, SNAPSHOT, ()), report
         finally:
             self.running -= 1
@@ -120,6 +121,17 @@ async def test_failed_pass_is_logged_and_retried(
     made = loop(Passes(error, PassEnd.COMPLETE), logger)
     assert [await made.run_once(), await made.run_once()] == [300, 300]
     assert events(stream) == [event, "pass_finished"]
+
+
+@pytest.mark.parametrize(
+    ("end", "result"), [(PassEnd.COMPLETE, "dry-run"), (PassEnd.NOTHING_TO_DO, "nothing-to-do")], ids=str
+)
+async def test_dry_run_with_planned_removals_has_not_the_result_complete(
+    end: PassEnd, result: str, logger: FilteringBoundLogger
+) -> None:
+    made = loop(Passes(end, dry_run=True), logger)
+    await made.run_once()
+    assert [(each.result, each.failures) for each in made.loop_statuses.all] == [(result, 0)]
 
 
 class Frame:
