@@ -372,6 +372,9 @@ def space_goal(free: str | None, to: str | None) -> SpaceGoal | None:
             raise UsageError(f"--free: {error}") from error
         if not size_bytes:
             raise UsageError("--free: must be more than 0 bytes")
+        number = free.strip().removeprefix("+")
+        if number.replace(".", "").isdecimal():
+            raise UsageError(f"--free: {number} has no unit: write {number}Mi or {number}Gi")
         return SpaceGoal(size_bytes)
     if to is None:
         return None

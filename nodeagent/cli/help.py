@@ -365,7 +365,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "config check": (
         ("Check the configuration in force", "nodeagent config check"),
-        ("Check a file before it is installed", "nodeagent config check --config new.toml"),
+        ("Check a file before it is installed", "nodeagent config check new.toml"),
     ),
     "config show": (
         ("Show the configuration in force", "nodeagent config show"),

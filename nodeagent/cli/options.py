@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
+from typer._click.exceptions import NoSuchOption
 from typer.core import TyperGroup
 
 from nodeagent.cli.completion_values import namespaces
@@ -102,11 +103,15 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - types of a module private to typer
-        """Run a command; reword the error of an invalid option value."""
+        """Run a command; reword the errors of an invalid option value and of an option that only the group has."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
             error.message = _worded(error.message)
+            raise
+        except NoSuchOption as error:
+            if any(error.option_name in each.opts for each in self.params):
+                error.message, error.possibilities = _of_group(error.option_name, ctx), ()
             raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002 - types of a module private to typer
@@ -136,6 +141,10 @@ _WORDINGS: Final = (
     (re.compile(r"^.* is not in the range x>=(.+)\.$"), r"must be at least \1"),
 )
 """Replacements for messages of typer's types: its messages address programmers."""
+
+
+def _of_group(options: str, ctx: Any) -> str:  # noqa: ANN401 - types of a module private to typer
+    return f"{options}: only of '{ctx.command_path}' without a subcommand"
 
 
 def _worded(message: str) -> str:
@@ -197,13 +206,18 @@ def refuse_options_before_subcommand(context: typer.Context) -> None:
     Raises:
         UsageError: an option precedes the subcommand.
     """
+    group: Any = context.command
+    subcommand = group.get_command(context, context.invoked_subcommand)
+    allowed = {opt for each in subcommand.params for opt in each.opts}
     given = [
         max(each.opts, key=len)
-        for each in context.command.params
+        for each in group.params
         if each.name
         and (source := context.get_parameter_source(each.name)) is not None
         and source.name == "COMMANDLINE"
     ]
+    if own := [each for each in given if each not in allowed]:
+        raise UsageError(_of_group(", ".join(own), context))
     if given:
         raise UsageError(f"{', '.join(given)}: options must follow '{context.invoked_subcommand}'")
 

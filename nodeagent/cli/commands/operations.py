@@ -151,14 +151,22 @@ def uninstall(
 
 
 @config_app.command("check", epilog=EPILOG)
-def config_check(config: options.ConfigOption = None) -> None:
+def config_check(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="File to check, as --config", callback=options.named_file)
+    ] = None,
+    config: options.ConfigOption = None,
+) -> None:
     """Check a configuration file.
 
     Every fault is reported with its key, its value and the allowed form.
     """
     from nodeagent.cli.config import check  # noqa: PLC0415
+    from nodeagent.errors import UsageError  # noqa: PLC0415
 
-    check(config)
+    if file is not None and config is not None:
+        raise UsageError("FILE, --config: give one of them")
+    check(file or config)
 
 
 class ConfigOutput(StrEnum):

@@ -91,10 +91,35 @@ def test_error_of_a_value_names_the_option(words: tuple[str, ...], error: str) -
     [
         ("shutdown -o json status", "--output"),
         ("shutdown -c /nonexistent status", "--config"),
-        ("plan --out plan.json --high 10 diff a b", "--out, --high"),
+        ("gc --yes images", "--yes"),
     ],
 )
 def test_option_before_a_subcommand_is_a_usage_error(words: str, option: str) -> None:
     ended = nodeagent(*words.split())
     assert ended.returncode == 2
     assert f"{option}: options must follow" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("gc images --free 10Gi", "--free: only of 'nodeagent gc'"),
+        ("gc containers --to 70%", "--to: only of 'nodeagent gc'"),
+        ("gc --free 10Gi --yes images", "--free: only of 'nodeagent gc'"),
+        ("plan --out plan.json --high 10 diff a b", "--out, --high: only of 'nodeagent plan'"),
+        ("shutdown --dry-run status", "--dry-run: only of 'nodeagent shutdown'"),
+    ],
+)
+def test_option_that_only_the_group_has_names_the_group(words: str, option: str) -> None:
+    ended = nodeagent(*words.split())
+    assert (ended.returncode, f"{option} without a subcommand" in ended.stderr) == (2, True), ended.stderr
+    assert "Possible options" not in ended.stderr
+
+
+def test_config_check_accepts_the_file_as_an_argument(config: Path, tmp_path: Path) -> None:
+    ended = nodeagent("config", "check", str(config))
+    assert (ended.returncode, str(config) in ended.stdout) == (0, True), ended.stderr
+    ended = nodeagent("config", "check", str(tmp_path / "absent.toml"))
+    assert (ended.returncode, "absent.toml: no such file" in ended.stderr) == (2, True), ended.stderr
+    ended = nodeagent("config", "check", str(config), "--config", str(config))
+    assert (ended.returncode, ended.stderr) == (2, "nodeagent: FILE, --config: give one of them\n")

@@ -71,7 +71,7 @@ def words(node: Node, *more: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("goal", "removed", "code"),
     [
-        (("--free", "1"), 1, 0),
+        (("--free", "1k"), 1, 0),
         (("--free", "1000Mi"), 1, 0),
         (("--free", "1000.5Mi"), 2, 0),
         (("--free", "4000Mi"), 4, 0),
@@ -129,6 +129,8 @@ def test_requested_usage_is_the_displayed_usage_once_it_is_reached(capacity_byte
         (("--to", ""), "--to: '' is not a usage"),
         (("--free", "", "--to", "40%"), "--free, --to: give one of them"),
         (("--free", "0"), "--free: must be more than 0 bytes"),
+        (("--free", "100"), "--free: 100 has no unit: write 100Mi or 100Gi"),
+        (("--free", " +1.5 "), "--free: 1.5 has no unit: write 1.5Mi or 1.5Gi"),
         (("--free", "10 potatoes"), "--free: '10 potatoes' is not a size"),
         (("--to", "100%"), "--to: '100%' is not a usage"),
         (("--to", "-1"), "--to: '-1' is not a usage"),
