@@ -1,7 +1,7 @@
 """Bytes, durations and times: parsing and formatting; the clocks.
 
 Quantities have the form of Kubernetes (``100Mi``, ``1.5Gi``, ``2G``, ``500k``), durations the form of Go (``2h45m``,
-``1m30s``, ``500ms``) plus ``d`` for days, because image ages are configured in days.
+``1m30s``, ``500ms``) plus ``d`` and ``w``, because image ages and holds are configured in days and weeks.
 
 Ages use aware UTC wall time, as the timestamps of the runtime are wall time; timeouts and intervals use the monotonic
 clock. Planners receive the time of their pass as an argument and never read a clock.
@@ -35,7 +35,7 @@ _MAX_POWER: Final = 128
 """Bound of decimal exponents: beyond it, a number of 64 characters is above any limit or below a billionth."""
 _EXACT: Final = Context(prec=256)
 """The default context rounds to 28 digits, fewer than a quantity can have."""
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h|d)", re.ASCII)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h|d|w)", re.ASCII)
 _DURATION_UNITS_S: Final[dict[str, Decimal]] = {
     "ns": Decimal("1e-9"),
     "us": Decimal("1e-6"),
@@ -45,10 +45,11 @@ _DURATION_UNITS_S: Final[dict[str, Decimal]] = {
     "m": Decimal(60),
     "h": Decimal(3600),
     "d": Decimal(86400),
+    "w": Decimal(604800),
 }
 
 QUANTITY_FORM: Final = "a number of bytes with an optional suffix k M G T P E or Ki Mi Gi Ti Pi Ei, such as 500Mi"
-DURATION_FORM: Final = "numbers with the units d h m s ms, such as 2m, 1h30m or 7d; 0 for none"
+DURATION_FORM: Final = "numbers with the units w d h m s ms, such as 2m, 1h30m or 7d; 0 for none"
 
 
 def parse_quantity(text: str) -> Decimal:
@@ -96,7 +97,7 @@ def parse_duration_s(text: str) -> float:
     Raises:
         ValueError: the text is not a duration, or is negative; the message states the allowed form.
 
-    Source: Go ``time.ParseDuration``, plus ``d``.
+    Source: Go ``time.ParseDuration``, plus ``d`` and ``w``.
     """
     stripped = text.strip()
     if stripped == "0":
@@ -195,6 +196,21 @@ def format_local_time(moment: datetime) -> str:
         return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z").rstrip()
     except (OverflowError, ValueError, OSError):  # of a year that the C library cannot represent
         return format_time(moment)
+
+
+_TIME_IN_TEXT: Final = re.compile(r"\b\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d{1,6})?Z", re.ASCII)
+
+
+def localize_times(text: str) -> str:
+    """Return a sentence of a document for people: each time of :func:`format_time` as by :func:`format_local_time`."""
+
+    def localized(found: re.Match[str]) -> str:
+        try:
+            return format_local_time(datetime.fromisoformat(found[0]))
+        except ValueError:  # such as month 13
+            return found[0]
+
+    return _TIME_IN_TEXT.sub(localized, text)
 
 
 def format_duration(seconds: float) -> str:

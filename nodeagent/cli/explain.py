@@ -13,7 +13,7 @@ from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.reading import read, show_document
 from nodeagent.cli.table import ago, short_reference, size
 from nodeagent.gc.documents.passes import Explained, ExplanationDocument
-from nodeagent.units import format_local_time
+from nodeagent.units import format_local_time, localize_times
 
 if TYPE_CHECKING:
     from nodeagent.cli.options import Source
@@ -77,9 +77,11 @@ def explanation_lines(found: ExplanationDocument, _: int | None = None) -> Itera
         yield Line(_title(each), "bold", hang=len(f"{each.kind} "))
         for label, text in _item_lines(each, found.observed_at):
             yield Line(f"  {label:<{_LABEL}}{text}", hang=2 + _LABEL)
+    if found.past and not found.explanations:
+        yield Line(f"{found.asked}: no longer on this node; in the history:", "bold")
     for past in found.past:
-        detail = f"; {past.detail}" if past.detail else ""
-        yield Line(f"{format_local_time(past.started_at)}: {past.name}: {past.outcome}, {past.reason.sentence}{detail}")
+        why = localize_times("; ".join(filter(None, (past.reason.sentence, past.detail))))
+        yield Line(f"{format_local_time(past.started_at)}: {past.name}: {past.outcome}, {why}")
 
 
 def _title(value: Explained) -> str:
@@ -90,11 +92,11 @@ def _title(value: Explained) -> str:
 
 def _item_lines(value: Explained, now: datetime) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each line that explains an item."""
-    yield "verdict", f"{value.verdict}: {value.reason.sentence}"
+    yield "verdict", f"{value.verdict}: {localize_times(value.reason.sentence)}"
     for each in value.also_kept_by:
-        yield "also", each.sentence
+        yield "also", localize_times(each.sentence)
     if value.when:
-        yield "removal" if str(value.verdict) == "remove" else "removable", value.when
+        yield "removal" if str(value.verdict) == "remove" else "removable", localize_times(value.when)
     if value.eligible_at is not None:
         yield "eligible from", format_local_time(value.eligible_at)
     if value.pod is not None:

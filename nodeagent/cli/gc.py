@@ -303,17 +303,15 @@ def _usage_after(report: PassReport, columns: int | None, policy: ImageGCPolicy)
         yield from usage_lines(report.after, columns, policy)
 
 
-def undo_text(size_bytes: int, until: datetime, pass_id: str, *, no_dry_run: bool) -> str:
-    """Return the text on images in their undo window: no space is freed before the first pass after it.
+def undo_lines(size_bytes: int, until: datetime, pass_id: str, *, no_dry_run: bool) -> Iterator[Line]:
+    """Yield the lines on images in their undo window: no space is freed before the first pass after it.
 
     ``no_dry_run`` is whether the pass ran with ``--no-dry-run``: a pass of a daemon in dry run frees nothing.
     """
-    first = "the first pass after that without dry_run" if no_dry_run else "the first pass after that"
-    command = f"nodeagent gc images --yes{' --no-dry-run' if no_dry_run else ''}"
-    return (
-        f"{format_bytes(size_bytes)} are kept for 'nodeagent gc undo {pass_id}' until {format_local_time(until)}; "
-        f"{first} frees them, without a daemon: {command}"
-    )
+    yield Line(f"Undo until {format_local_time(until)}: nodeagent gc undo {pass_id}")
+    pass_, option = ("pass without dry_run", " --no-dry-run") if no_dry_run else ("pass", "")
+    freed = f"The first {pass_} after that frees {format_bytes(size_bytes)}"
+    yield Line(f"{freed}; without a daemon: nodeagent gc images --yes{option}")
 
 
 def report_lines(
@@ -321,7 +319,7 @@ def report_lines(
 ) -> Iterator[Line]:
     """Yield the results of a pass, the bytes freed and the filesystem usage after the pass.
 
-    ``no_dry_run`` as in :func:`undo_text`.
+    ``no_dry_run`` as in :func:`undo_lines`.
     """
     exceptions = [result for result in report.results if result.outcome not in (Outcome.DONE, Outcome.DRY_RUN)]
     if exceptions:
@@ -345,7 +343,7 @@ def report_lines(
             line.append(f", imagefs {report.before.used_percent}% -> {report.after.used_percent}%")
     yield line
     if report.undo_until is not None:
-        yield Line(undo_text(report.undo_bytes, report.undo_until, report.id, no_dry_run=no_dry_run))
+        yield from undo_lines(report.undo_bytes, report.undo_until, report.id, no_dry_run=no_dry_run)
     yield from _usage_after(report, columns, policy)
     ended = report.end in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO)
     if not ended or report.end_detail:
@@ -488,7 +486,8 @@ def _show_report_of_daemon(request: CollectOptions, report: Report) -> None:
     )
     if report.undo_until is not None:
         no_dry_run = request.dry_run is False
-        say(undo_text(report.undo_bytes, report.undo_until, report.pass_id, no_dry_run=no_dry_run))
+        lines = undo_lines(report.undo_bytes, report.undo_until, report.pass_id, no_dry_run=no_dry_run)
+        standard_output().write(lines)
     if isinstance(report.breakdown, BreakdownFields):
         _print_breakdown(report.breakdown.to_model())
 

@@ -21,7 +21,7 @@ from nodeagent.errors import UsageError
 from nodeagent.eviction.documents import RecordedEviction
 from nodeagent.gc.documents.history import HistoryDocument, NodeStopDocument, PastPassDocument
 from nodeagent.text import Cut, escape, fit
-from nodeagent.units import SystemClock, format_bytes, format_duration, format_local_time, parse_since
+from nodeagent.units import SystemClock, format_bytes, format_duration, format_local_time, localize_times, parse_since
 
 if TYPE_CHECKING:
     from nodeagent.cli.listing import ListOptions
@@ -198,7 +198,7 @@ def _pass_lines(past: PastPassDocument, columns: int | None, *, wide: bool) -> I
     """Yield a pass with its actions and the ranking of an eviction; ``wide`` adds the sentences of reasons."""
     yield Line(f"{format_local_time(past.started_at)}  {_headline(past)}", "bold")
     if past.end_detail:
-        yield Line(f"  {past.end}: {past.end_detail}", "yellow")
+        yield Line(f"  {past.end}: {localize_times(past.end_detail)}", "yellow")
     if past.actions:
         heading = Heading("NAME", cut=Cut.PATH, name=True, at_least=16)
         message = [Heading("MESSAGE", cut=Cut.END, at_least=24)] if wide else []
@@ -207,7 +207,7 @@ def _pass_lines(past: PastPassDocument, columns: int | None, *, wide: bool) -> I
             frees = "" if each.frees_bytes is None else values.size_cell(each.frees_bytes)
             cells = (each.outcome, each.kind, values.short_reference(each.name), frees, each.reason.code)
             style = "red" if each.outcome in ("failed", "unknown") else ""
-            table.add(*cells, *([each.reason.sentence] if wide else []), style=style)
+            table.add(*cells, *([localize_times(each.reason.sentence)] if wide else []), style=style)
         yield from table.lines(columns)
     details: dict[tuple[str, str], list[str]] = {}
     for each in past.actions:
@@ -216,7 +216,7 @@ def _pass_lines(past: PastPassDocument, columns: int | None, *, wide: bool) -> I
     for (outcome, detail), names in details.items():
         name = escape(names[0]) if columns is None else fit(escape(names[0]), columns * 2 // 3, Cut.PATH)
         of = name if len(names) == 1 else f"{len(names)} items"
-        yield Line(f"  {outcome}: {of}: {detail}", "yellow")
+        yield Line(f"  {outcome}: {of}: {localize_times(detail)}", "yellow")
     if not isinstance(past.eviction, UnsetType):
         yield from _ranking_lines(RecordedEviction.of(past.eviction), columns)
 

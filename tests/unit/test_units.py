@@ -15,6 +15,7 @@ from nodeagent.units import (
     format_duration,
     format_local_time,
     format_quantity,
+    localize_times,
     parse_bytes,
     parse_duration_s,
     parse_quantity,
@@ -108,6 +109,8 @@ def test_size_below_a_byte_by_its_suffix_is_rejected(text: str) -> None:
     [
         ("0", 0),
         ("2m", 120),
+        ("1w", 604_800),
+        ("1w2d", 777_600),
         ("1h30m", 5400),
         ("7d", 604800),
         ("500ms", 0.5),
@@ -126,7 +129,7 @@ def test_duration_is_parsed_as_by_go(text: str, seconds: float) -> None:
         ("", "empty text"),
         ("5", "is not a duration"),
         ("-3s", "is negative"),
-        ("1w", "not a duration"),
+        ("1y", "not a duration"),
         ("m", "not a duration"),
         ("1h x", "not a duration"),
     ],
@@ -302,6 +305,14 @@ def test_time_for_people_is_local_with_its_zone(
 ) -> None:
     zone(zone_name)
     assert format_local_time(datetime.fromisoformat(moment)) == text
+
+
+def test_times_in_a_sentence_are_local_with_their_zone(zone: Callable[[str], None]) -> None:
+    zone("Europe/Berlin")
+    text = "held until 2026-03-29T01:00:00.500Z, read at 2026-03-29T00:59:59Z; a:2026-03-29T00:59 2026-13-01T00:00:00Z"
+    assert localize_times(text) == (
+        "held until 2026-03-29 03:00:00 CEST, read at 2026-03-29 01:59:59 CET; a:2026-03-29T00:59 2026-13-01T00:00:00Z"
+    )
 
 
 @pytest.mark.parametrize(

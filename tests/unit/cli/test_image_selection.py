@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -220,6 +221,18 @@ async def test_rmi_finds_short_names_and_beginnings_of_ids(node: Node, capsys: p
     assert names(node) == ALL - {OLD[0]}
 
 
+async def test_removed_image_is_explained_by_its_history_with_local_times(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.config.write_text(f'{node.config.read_text()}\n[image_gc]\nundo_window = "1h"\n')
+    assert (await say(capsys, "rmi", OLD[1], "--yes", "--config", str(node.config)))[0] == 0
+    code, out, err = await say(capsys, "explain", "old:v1", "--config", str(node.config))
+    assert code == 0, err
+    first, second = out.splitlines()
+    assert first == "old:v1: no longer on this node; in the history:"
+    assert re.search(r"; undo possible until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+$", second), second
+
+
 async def test_unknown_name_with_the_end_of_a_known_one_is_an_error_with_the_known_one(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,5 +263,8 @@ async def test_text_on_the_undo_window_names_a_pass_that_frees_the_space(
     given = ("--no-dry-run",) if dry_run else ()
     code, out, err = await say(capsys, "rmi", OLD[1], "--yes", *given, "--config", str(node.config))
     assert code == 0, err
-    assert ("the first pass after that without dry_run frees them" in out) is dry_run, out
+    first, second = (line for line in out.splitlines() if line.startswith("Undo until ") or "after that frees" in line)
+    assert re.fullmatch(r"Undo until .*: nodeagent gc undo \S+", first)
+    assert second.startswith("The first pass without dry_run after that frees ") is dry_run, out
+    assert max(map(len, (first, second))) < 120
     assert f"nodeagent gc images --yes{' --no-dry-run' if dry_run else ''}\n" in out
