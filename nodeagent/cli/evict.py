@@ -52,14 +52,21 @@ def eviction_lines(found: EvictionPreview, columns: int | None) -> Iterator[Line
     if plan.decisions:
         yield from _pod_table(found, sources=columns is None or columns >= _WIDE).lines(columns)
     unchecked = (f"{each.name}: {each.reason.sentence}" for each in plan.decisions if each.reason.code == _UNCHECKED)
-    yield from warning_lines((*plan.warnings, *unchecked, *found.warnings))
+    reclaimed = f"{found.reclaim_threshold} is met, and no eviction"
+    warnings = (
+        f"if these steps free nothing: {each}" if each.startswith(reclaimed) else each for each in plan.warnings
+    )
+    yield from warning_lines((*warnings, *unchecked, *found.warnings))
     if found.daemon_off_because:
         yield Line(f"eviction disabled on this node: {found.daemon_off_because}", "yellow")
 
 
 def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
     """Yield the exceeded threshold, the steps before an eviction, and the pod that would be evicted."""
-    plan = found.plan
+    plan, of_reclaim = found.plan, found.reclaim_threshold
+    if of_reclaim and (plan.threshold is None or plan.threshold.threshold != of_reclaim):
+        yield Line(f"threshold exceeded: {of_reclaim}", "bold red")
+        yield from _reclaim_lines(found)
     if plan.threshold is None:
         limited = any(each.verdict == "remove" for each in plan.decisions)
         if not limited and plan.withheld is not None:
@@ -69,14 +76,19 @@ def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
     else:
         bound = f"; limited by {plan.threshold.limited_by}" if plan.threshold.limited_by else ""
         yield Line(f"threshold exceeded: {plan.threshold.threshold}{bound}", "bold red")
-        for step in found.reclaim_first:
-            yield Line(f"  first {step}")
+        if of_reclaim in ("", plan.threshold.threshold):
+            yield from _reclaim_lines(found)
     victim = next((each for each in plan.decisions if each.uid == plan.victim), None)
     if victim is not None:
         grace = format_duration(plan.grace_s) if plan.grace_s else "none (SIGKILL)"
         prefix = "then, if the shortage persists: " if found.reclaim_first else ""
         yield Line(f"{prefix}evict {victim.name}; grace period: {grace}", "bold")
         yield from (Line(each.reason.sentence) for each in plan.decisions if each.verdict == "remove")
+
+
+def _reclaim_lines(found: EvictionPreview) -> Iterator[Line]:
+    for step in found.reclaim_first:
+        yield Line(f"  first {step}")
 
 
 def _why_none(found: EvictionPreview) -> str:

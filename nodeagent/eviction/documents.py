@@ -522,6 +522,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
     Attributes:
         simulated: simulated readings from the command line.
         reclaim_first: node-level reclaim before ``plan``.
+        reclaim_threshold: the threshold of ``reclaim_first``; empty without such a step.
         pods: facts by pod UID.
         pod_memory_bytes: working set by pod UID; ``None`` if unknown.
     """
@@ -536,6 +537,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
     pods: dict[str, PodFactsDocument]
     pod_memory_bytes: dict[str, int | None]
     warnings: tuple[str, ...]
+    reclaim_threshold: str = ""
 
     @classmethod
     def of(  # noqa: PLR0913 - the parts of the document
@@ -558,6 +560,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
             thresholds=tuple(map(ThresholdStatusDocument.of, evaluation.statuses)),
             conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
             reclaim_first=tuple(step.text for step in first.reclaim),
+            reclaim_threshold=first.selected.threshold.text if first.reclaim and first.selected is not None else "",
             plan=EvictionPlanDocument.of(then),
             pods={each.uid: PodFactsDocument.of(each) for each in facts},
             pod_memory_bytes={each.uid: each.usage.memory_bytes if each.usage is not None else None for each in facts},

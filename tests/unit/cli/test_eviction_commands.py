@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,16 +12,21 @@ from nodeagent.cli.evict import eviction_lines
 from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.eviction.effects import EvictionFile
 from nodeagent.eviction.plan.effects import OutstandingEffect
+from nodeagent.eviction.plan.planner import plan_eviction
+from nodeagent.eviction.plan.policy import EvictionPolicy
+from nodeagent.eviction.plan.preview import plans_around_reclaim
 from nodeagent.eviction.plan.reclaim import Shortage
 from nodeagent.host.node import boot_id
-from nodeagent.model.pressure import EmptyDirFacts, Signal
+from nodeagent.model.pressure import EmptyDirFacts, FilesystemLayout, Signal
 from nodeagent.units import SystemClock
 from tests.support.command import nodeagent
 from tests.unit.cli.served_process import served
-from tests.unit.eviction.plan.cases import evaluated, planned, pod, read
+from tests.unit.eviction.plan.cases import evaluated, known, planned, pod, read, thresholds
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+DEDICATED = FilesystemLayout.DEDICATED_IMAGEFS
 
 
 def test_eviction_preview_shows_thresholds_usage_and_sources(config: Path, tmp_path: Path) -> None:
@@ -47,6 +53,31 @@ def test_preview_names_the_usage_that_was_not_read_for_a_storage_limit() -> None
     shown = [line.text for line in eviction_lines(preview, None)]
     assert shown[0] == "no pod would be evicted: no eviction threshold met"
     assert shown[-1] == ("warning: shop/cache: storage limit not checked, usage not read: files of emptyDir tmp")
+
+
+def test_preview_names_the_threshold_of_the_reclaim_steps_before_an_eviction_for_another_threshold() -> None:
+    limits, pods = thresholds("imagefs.available<100Mi,memory.available<100Mi"), [pod("web", memory=1)]
+    evaluation = evaluated(read("imagefs.available", 50), read(available_mib=50), limits=limits)
+    plan = partial(plan_eviction, evaluation, pods, EvictionPolicy(), layout=DEDICATED, now=evaluation.at)
+    first, then = plans_around_reclaim(plan)
+    preview = EvictionPreview.of(evaluation, first, then, pods, simulated=(), disabled_because="", warnings=())
+    shown = [line.text for line in eviction_lines(preview, None)]
+    steps = [f"  first {each} on imagefs" for each in ("dead-containers", "unused-images", "irreplaceable-images")]
+    assert shown[:5] == [
+        "threshold exceeded: imagefs.available<100Mi",
+        *steps,
+        "threshold exceeded: memory.available<100Mi",
+    ]
+
+
+def test_preview_states_that_no_eviction_helps_only_if_reclaim_frees_nothing() -> None:
+    limits, pods = thresholds("imagefs.available<100Mi"), [pod("web", static=known(value=True))]
+    evaluation = evaluated(read("imagefs.available", 50), limits=limits)
+    plan = partial(plan_eviction, evaluation, pods, EvictionPolicy(), layout=DEDICATED, now=evaluation.at)
+    first, then = plans_around_reclaim(plan)
+    preview = EvictionPreview.of(evaluation, first, then, pods, simulated=(), disabled_because="", warnings=())
+    shown = [line.text for line in eviction_lines(preview, None)]
+    assert shown[-1].startswith("warning: if these steps free nothing: imagefs.available<100Mi is met, and no eviction")
 
 
 def test_outstanding_effect_is_shown_as_withheld_in_the_preview(config: Path, tmp_path: Path) -> None:
