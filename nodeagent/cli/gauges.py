@@ -21,10 +21,10 @@ from nodeagent.cli.table import (
     threshold_marks,
     used_share,
 )
-from nodeagent.cli.trend import duration_range
 from nodeagent.eviction.plan.thresholds import MEANINGS
+from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.text import display_width, escape
-from nodeagent.trend.plan.forecast import Outlook
+from nodeagent.trend.words import duration_range
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -146,10 +146,10 @@ def resource_gauges(status: Status) -> Iterator[Gauge]:
         )
 
 
-_KINDS: Final[Mapping[str, MarkKind]] = {
-    "collection": MarkKind.GC_HIGH,
-    "soft": MarkKind.SOFT,
-    "hard": MarkKind.HARD,
+_KINDS: Final[Mapping[ThresholdKind, MarkKind]] = {
+    ThresholdKind.COLLECTION: MarkKind.GC_HIGH,
+    ThresholdKind.SOFT: MarkKind.SOFT,
+    ThresholdKind.HARD: MarkKind.HARD,
 }
 
 

@@ -20,12 +20,13 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gauges import gauge_lines, given
 from nodeagent.cli.reading import OBSERVED_WITHIN_S, event_loop, load_settings, open_for_command, watch_document
 from nodeagent.cli.table import Heading, Table, ago, done_cell, size_cell
-from nodeagent.cli.trend import driver, short_name, sparkline
+from nodeagent.cli.trend import sparkline
 from nodeagent.daemon.documents import Status
 from nodeagent.eviction.documents import PodUsageDocument
 from nodeagent.gc.documents.passes import ExplanationDocument
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.text import Cut, escape, fit
+from nodeagent.trend.words import driver, short_name
 from nodeagent.units import format_duration, format_local_time
 
 _PASSES: Final = 5

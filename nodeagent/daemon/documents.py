@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 
 from nodeagent.api.common import Document, Number, Part
+from nodeagent.api.outlook import OutlookDocument
 from nodeagent.eviction.documents import PodUsageDocument, SignalDocument
 from nodeagent.gc.documents.holds import HoldFields
 from nodeagent.model.runtime import GapCause, ObservationGap
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
-from nodeagent.trend.documents import OutlookDocument
 
 if TYPE_CHECKING:
     from nodeagent.model.clock import ClockTrust

@@ -29,7 +29,7 @@ from nodeagent.host.node import node_name
 from nodeagent.loops import passes as loop_status
 from nodeagent.model import pressure as model
 from nodeagent.model.node import Role, RoleDecision
-from nodeagent.trend.documents import OutlookDocument
+from nodeagent.trend.documents import outlook_document
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -185,7 +185,7 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
             lock_held=None if context is None else context.lock_held,
         ),
         holds=holds,
-        outlook=() if context is None else tuple(map(OutlookDocument.of, context.trend.outlook)),
+        outlook=() if context is None else tuple(map(outlook_document, context.trend.outlook)),
         warnings=tuple(dict.fromkeys(problems)),
     )
 

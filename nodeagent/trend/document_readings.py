@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError, UsageError
-from nodeagent.trend.documents import OutlookDocument, ResourceTrend, Trend, TrendMark, TrendPoint
+from nodeagent.trend.documents import ResourceTrend, Trend, TrendMark, TrendPoint, outlook_document
 from nodeagent.trend.plan.outlook import outlook_of
 from nodeagent.trend.recorder import trend_policy
 from nodeagent.trend.sample_file import SampleFile, Series
@@ -78,7 +78,7 @@ def _resource(series: Series, policy: TrendPolicy, since: datetime, now: datetim
     if outlook is None:
         return None
     points = thinned([each for each in series.samples if since <= each.at <= now], _MOST_POINTS)
-    return ResourceTrend(outlook=OutlookDocument.of(outlook), points=points)
+    return ResourceTrend(outlook=outlook_document(outlook), points=points)
 
 
 def thinned(samples: Sequence[Sample], most: int) -> tuple[TrendPoint, ...]:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli.trend import driver
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.loops.passes import LoopStatuses, PassLock
+from nodeagent.model.outlook import Outlook
 from nodeagent.settings.loading import load
 from nodeagent.telemetry import logging as log
-from nodeagent.trend.documents import OutlookDocument
-from nodeagent.trend.plan.forecast import Outlook
+from nodeagent.trend.documents import outlook_document
 from nodeagent.trend.recorder import EVERY_S, RecorderTask
+from nodeagent.trend.words import driver
 from tests.support import images, reclaim
 from tests.support.containerd import LoopFs
 from tests.support.manual_clock import ManualClock
@@ -81,13 +81,13 @@ async def test_growing_pod_is_named_beside_image_churn_with_the_time_of_the_thre
                 context.trend.note_images(preview.snapshot, settings.policy.images, 0, clock.monotonic_s())
             await task.step()
             if minute == EARLY:
-                early = driver(OutlookDocument.of(imagefs(context)))
+                early = driver(outlook_document(imagefs(context)))
             clock.at_s += EVERY_S
             clock.wall += timedelta(seconds=EVERY_S)
     found = imagefs(context)
     (hard,) = [each for each in found.forecasts if each.threshold.name == "hard"]
     assert early.endswith(" by default/grows writable layer")
-    assert driver(OutlookDocument.of(found)).endswith(" by default/grows writable layer")
+    assert driver(outlook_document(found)).endswith(" by default/grows writable layer")
     assert hard.outlook is Outlook.RANGE
     assert context.trend.images is not None
     kept = found.used - (context.trend.images.freeable or 0)

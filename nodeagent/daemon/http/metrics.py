@@ -23,10 +23,10 @@ from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Unit
 from nodeagent.eviction.signals import LAYOUT_KEPT_S, EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.loops.passes import Activity
 from nodeagent.model.clock import not_before
+from nodeagent.model.outlook import Outlook
 from nodeagent.model.pods import Completeness, PodListReading
 from nodeagent.model.pressure import NodeCondition, NodeFilesystem
 from nodeagent.telemetry.counters import METRICS, Counters, Histogram, Kind
-from nodeagent.trend.plan.forecast import Outlook
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext

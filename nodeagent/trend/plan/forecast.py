@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from enum import StrEnum
 from itertools import combinations, pairwise
 from math import inf, sqrt
 from statistics import median
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+from nodeagent.model.outlook import Outlook, ThresholdKind
 
 MINIMUM_S: Final = 900.0
 """Shortest observed time with a forecast, and maximum age of the newest reading."""
@@ -74,23 +75,14 @@ class Threshold(NamedTuple):
     """Amount in use with a consequence.
 
     Attributes:
-        name: ``collection``, ``soft``, ``hard`` or ``full``.
+        name: kind of the threshold.
         used: amount in use at which the threshold is met.
         after_collection: whether only the amount counts that collection cannot free.
     """
 
-    name: str
+    name: ThresholdKind
     used: float
     after_collection: bool
-
-
-class Outlook(StrEnum):
-    """Kind of a forecast. The values are part of the JSON output; existing values never change."""
-
-    RANGE = "range"
-    REACHED = "reached"
-    NO_TREND = "no-trend"
-    UNKNOWN = "unknown"
 
 
 class Forecast(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.model.outlook import ThresholdKind
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.record import Record
 from nodeagent.trend.plan.forecast import Forecast, Growth, Sample, Threshold, forecast, growth
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from nodeagent.eviction.plan.thresholds import Threshold as EvictionThreshold
     from nodeagent.gc.plan.policy import ImageGCPolicy
 
-COLLECTION, SOFT, HARD, FULL = "collection", "soft", "hard", "full"
 HOURS: Final = 24
 
 
@@ -81,12 +81,12 @@ def thresholds_of(resource: str, capacity: float, policy: TrendPolicy) -> tuple[
         inodes = resource.endswith("inodesFree")
         percent = policy.images.high_threshold_inodes_percent if inodes else policy.images.high_threshold_percent
         if percent < 100:
-            found.append(Threshold(COLLECTION, capacity * percent / 100, after_collection=False))
+            found.append(Threshold(ThresholdKind.COLLECTION, capacity * percent / 100, after_collection=False))
     for each in policy.eviction:
         if resource_name(each.signal, each.measurand.path) == resource:
-            used = capacity - each.limit(capacity)
-            found.append(Threshold(HARD if each.hard else SOFT, used, after_collection=collects))
-    found.append(Threshold(FULL, capacity, after_collection=collects))
+            kind = ThresholdKind.HARD if each.hard else ThresholdKind.SOFT
+            found.append(Threshold(kind, capacity - each.limit(capacity), after_collection=collects))
+    found.append(Threshold(ThresholdKind.FULL, capacity, after_collection=collects))
     return tuple(sorted(found, key=lambda each: (each.used, each.name)))
 
 

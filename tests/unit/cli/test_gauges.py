@@ -8,20 +8,21 @@ import pytest
 from msgspec import structs
 
 from nodeagent.api.common import decode
+from nodeagent.api.outlook import ForecastDocument, GrowthDocument, OutlookDocument
 from nodeagent.cli.display import Mark, MarkKind
 from nodeagent.cli.gauges import Limit, gauge_lines, next_action, resource_gauges
 from nodeagent.cli.status import status_view
 from nodeagent.daemon.documents import FilesystemStatus, PauseStatus, Status
 from nodeagent.eviction.documents import SignalDocument, ThresholdDocument
+from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.model.pressure import Signal
-from nodeagent.trend.documents import ForecastDocument, GrowthDocument, OutlookDocument
-from nodeagent.trend.plan.forecast import Outlook
 from tests.unit.cli.test_golden import DOCUMENTS, NOW
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GIB = 1 << 30
+COLLECTION, HARD = ThresholdKind.COLLECTION, ThresholdKind.HARD
 LOW = Limit(Mark(0.80, MarkKind.GC_LOW), False, "", "", "", "")
 
 
@@ -232,7 +233,7 @@ def test_bars_begin_in_one_column_and_lines_fit(columns: int | None) -> None:
     assert columns is None or max(map(len, lines)) <= columns
 
 
-def outlook(resource: str, *forecasts: tuple[str, Outlook, float | None]) -> OutlookDocument:
+def outlook(resource: str, *forecasts: tuple[ThresholdKind, Outlook, float | None]) -> OutlookDocument:
     """Return an outlook with forecasts, each of its threshold, its outlook and its time in seconds."""
     return OutlookDocument(
         resource=resource,
@@ -260,28 +261,28 @@ def outlook(resource: str, *forecasts: tuple[str, Outlook, float | None]) -> Out
 @pytest.mark.parametrize(
     ("forecasts", "action"),
     [
-        ([("collection", Outlook.RANGE, 7200.0), ("hard", Outlook.RANGE, 9e4)], "images: collects at 85% in about 2h"),
-        ([("collection", Outlook.NO_TREND, None)], "images: collects at 85%"),
-        ([("collection", Outlook.UNKNOWN, None)], "images: collects at 85%"),
-        ([("hard", Outlook.RANGE, 7200.0)], "images: collects at 85%"),
+        ([(COLLECTION, Outlook.RANGE, 7200.0), (HARD, Outlook.RANGE, 9e4)], "images: collects at 85% in about 2h"),
+        ([(COLLECTION, Outlook.NO_TREND, None)], "images: collects at 85%"),
+        ([(COLLECTION, Outlook.UNKNOWN, None)], "images: collects at 85%"),
+        ([(HARD, Outlook.RANGE, 7200.0)], "images: collects at 85%"),
     ],
     ids=["expected", "no trend", "unknown", "only of another threshold"],
 )
 def test_next_action_has_the_expected_time_of_its_own_threshold(
-    forecasts: list[tuple[str, Outlook, float | None]], action: str
+    forecasts: list[tuple[ThresholdKind, Outlook, float | None]], action: str
 ) -> None:
     found = status(IMAGEFS, signals=disk_signals(), outlook=(outlook("nodefs.available", *forecasts),))
     assert next(iter(resource_gauges(found))).action == action
 
 
 def test_outlook_of_another_disk_gives_no_time() -> None:
-    other = outlook("imagefs.available on /mnt", ("collection", Outlook.RANGE, 7200.0))
+    other = outlook("imagefs.available on /mnt", (COLLECTION, Outlook.RANGE, 7200.0))
     found = status(IMAGEFS, signals=disk_signals(), outlook=(other,))
     assert next(iter(resource_gauges(found))).action == "images: collects at 85%"
 
 
 def test_status_shows_the_last_day_once_two_hours_are_known() -> None:
-    day = outlook("nodefs.available", ("hard", Outlook.NO_TREND, None))
+    day = outlook("nodefs.available", (HARD, Outlook.NO_TREND, None))
     new = structs.replace(day, resource="memory.available", hours=(*(None,) * 23, 0.5))
     shown = [line.text for line in status_view(status(IMAGEFS, outlook=(day, new)), 100)]
     (line,) = [each for each in shown if "24 h" in each]

@@ -7,29 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.cli.trend import duration_range, forecast_words, next_words, sparkline, trend_view
+from nodeagent.api.outlook import ForecastDocument, GrowthDocument, OutlookDocument
+from nodeagent.cli.trend import sparkline, trend_view
+from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.text import display_width
 from nodeagent.trend.documents import (
-    ForecastDocument,
-    GrowthDocument,
-    OutlookDocument,
     ResourceTrend,
     Trend,
     TrendMark,
     TrendPoint,
 )
-from nodeagent.trend.plan.forecast import Outlook
+from nodeagent.trend.words import duration_range, forecast_words, next_words
 from tests.support.manual_clock import MIDNIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GIB = 1 << 30
+COLLECTION, SOFT, HARD, FULL = ThresholdKind
 HOUR_S, DAY_S = 3600.0, 86_400.0
 HOSTILE = "shop/\x1b[31mred\nline"
 
 
-def forecast(threshold: str = "collection", used: float = 85 * GIB, **fields: Any) -> ForecastDocument:
+def forecast(threshold: ThresholdKind = COLLECTION, used: float = 85 * GIB, **fields: Any) -> ForecastDocument:
     values: dict[str, Any] = {
         "outlook": Outlook.RANGE,
         "earliest_s": 2 * HOUR_S,
@@ -71,11 +71,11 @@ REACHED: dict[str, Any] = {**NO_TREND, "outlook": Outlook.REACHED}
     [
         ((forecast(),), "image GC at 85% in 2h to 5h, at 1.00 GiB/h, 80% by shop/logger volumes"),
         ((forecast(latest_s=None),), "image GC at 85% in more than 2h, at 1.00 GiB/h, 80% by shop/logger volumes"),
-        ((forecast(), forecast("hard", 90 * GIB, expected_s=60.0, earliest_s=60.0, latest_s=60.0)),
+        ((forecast(), forecast(HARD, 90 * GIB, expected_s=60.0, earliest_s=60.0, latest_s=60.0)),
          "eviction at 90% in about 1m, at 1.00 GiB/h, 80% by shop/logger volumes"),
-        ((forecast(**REACHED), forecast("hard", 90 * GIB)),
+        ((forecast(**REACHED), forecast(HARD, 90 * GIB)),
          "eviction at 90% in 2h to 5h, at 1.00 GiB/h, 80% by shop/logger volumes"),
-        ((forecast(**REACHED), forecast("hard", 90 * GIB, **NO_TREND)), "image GC at 85%: reached"),
+        ((forecast(**REACHED), forecast(HARD, 90 * GIB, **NO_TREND)), "image GC at 85%: reached"),
         ((forecast(**NO_TREND),), "no trend"),
         ((forecast(**UNKNOWN),), "unknown: 4m of readings"),
     ],
@@ -101,7 +101,7 @@ def test_times_of_a_range_are_rounded_to_one_unit(earliest_s: float, latest_s: f
 
 def test_counts_are_counts_and_not_bytes() -> None:
     pids = outlook(resource="pid.available", used=900, capacity=1000)
-    assert forecast_words(pids, forecast("hard", 990, rate_per_s=1 / 36)) == "eviction at 99% in 2h to 5h, at 100/h"
+    assert forecast_words(pids, forecast(HARD, 990, rate_per_s=1 / 36)) == "eviction at 99% in 2h to 5h, at 100/h"
 
 
 def test_a_sparkline_has_a_cell_for_each_hour_and_shows_gaps() -> None:
@@ -114,7 +114,7 @@ def record(*marks: TrendMark, gap: bool = False, **fields: Any) -> Trend:
         for number in reversed(range(144))
         if not (gap and 40 < number < 80)
     )
-    found = outlook(forecast(), forecast("hard", 90 * GIB, **NO_TREND), **fields)
+    found = outlook(forecast(), forecast(HARD, 90 * GIB, **NO_TREND), **fields)
     return Trend(
         observed_at=MIDNIGHT,
         since=MIDNIGHT - timedelta(days=1),

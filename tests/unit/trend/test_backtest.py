@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
-from nodeagent.trend.plan.forecast import Forecast, Outlook, Threshold, forecast
+from nodeagent.model.outlook import Outlook
+from nodeagent.trend.plan.forecast import Forecast, Threshold, forecast
 from tests.unit.trend.traces import (
     DAY_S,
     FLAT,

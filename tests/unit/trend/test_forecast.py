@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, strategies as st
 
-from nodeagent.trend.plan.forecast import Forecast, Growth, Outlook, Sample, Threshold, forecast, growth
+from nodeagent.model.outlook import Outlook, ThresholdKind
+from nodeagent.trend.plan.forecast import Forecast, Growth, Sample, Threshold, forecast, growth
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DataObject
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 T0 = datetime(2026, 3, 2, tzinfo=UTC)
 HOUR = 60  # minutes
 DAY = 24 * HOUR
-HARD = Threshold("hard", 95.0, after_collection=True)
-COLLECTION = Threshold("collection", 85.0, after_collection=False)
+HARD = Threshold(ThresholdKind.HARD, 95.0, after_collection=True)
+COLLECTION = Threshold(ThresholdKind.COLLECTION, 85.0, after_collection=False)
 
 
 def readings(
@@ -267,7 +268,12 @@ def test_any_record_has_a_forecast_and_a_growth(data: DataObject, minutes: list[
         samples.append(Sample(at, data.draw(AMOUNTS), data.draw(AMOUNTS), parts, is_new))
     for now in (at, at - timedelta(minutes=3), at + timedelta(hours=1)):
         for each in forecast(
-            samples, [Threshold("hard", 95, after_collection=True), Threshold("full", 100, after_collection=False)], now
+            samples,
+            [
+                Threshold(ThresholdKind.HARD, 95, after_collection=True),
+                Threshold(ThresholdKind.FULL, 100, after_collection=False),
+            ],
+            now,
         ):
             assert each.outlook is not Outlook.RANGE or (each.earliest_s or 0) <= (each.expected_s or 0)
         assert all(math.isfinite(each.rate_per_s) for each in growth(samples, now))

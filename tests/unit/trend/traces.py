@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from nodeagent.model.outlook import ThresholdKind
 from nodeagent.trend.plan.forecast import Sample, Threshold
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ T0: Final = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
 MINUTE_S: Final = 60
 HOUR_S: Final = 3600
 DAY_S: Final = 86400
-COLLECTION: Final = Threshold("collection", 85.0, after_collection=False)
-SOFT: Final = Threshold("soft", 90.0, after_collection=True)
-HARD: Final = Threshold("hard", 95.0, after_collection=True)
+COLLECTION: Final = Threshold(ThresholdKind.COLLECTION, 85.0, after_collection=False)
+SOFT: Final = Threshold(ThresholdKind.SOFT, 90.0, after_collection=True)
+HARD: Final = Threshold(ThresholdKind.HARD, 95.0, after_collection=True)
 _STOP: Final = 80.0
 _PASS_S: Final = 300
 

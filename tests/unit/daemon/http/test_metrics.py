@@ -22,6 +22,7 @@ from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.eviction.signals import SignalLayout, SignalReadings
 from nodeagent.gc.agent import open_agent
 from nodeagent.loops.passes import LoopStatuses, PassLock, Pause, PausedBy
+from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
 from nodeagent.model.pressure import (
     FilesystemLayout,
@@ -39,7 +40,7 @@ from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import METRICS, Kind
-from nodeagent.trend.plan.forecast import Forecast, Outlook, Threshold
+from nodeagent.trend.plan.forecast import Forecast, Threshold
 from nodeagent.trend.plan.outlook import ResourceOutlook
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
 
 T0 = datetime(2026, 1, 10, tzinfo=UTC)
+COLLECTION, SOFT, HARD, FULL = ThresholdKind
 GIB = float(1 << 30)
 Reading = tuple[SignalLayout, SignalReadings, tuple[NodeFilesystem, ...]]
 LOGS = NodeFilesystem(
@@ -119,7 +121,7 @@ async def values(
     }
 
 
-def expected(name: str, result: Outlook, seconds: float | None) -> Forecast:
+def expected(name: ThresholdKind, result: Outlook, seconds: float | None) -> Forecast:
     return Forecast(Threshold(name, 1.0, after_collection=True), result, seconds, seconds, seconds, None, 60.0)
 
 
@@ -138,7 +140,7 @@ def full() -> DaemonContext:
             made.observe_call(*one)
     made.loop_statuses.ended("images", "complete")
     made.lock_held = True
-    made.trend.outlook = (outlook(expected("hard", Outlook.RANGE, 3600.0)),)
+    made.trend.outlook = (outlook(expected(HARD, Outlook.RANGE, 3600.0)),)
     made.agent = cast("Agent", _Agent())
     return made
 
@@ -375,11 +377,11 @@ async def test_forecasts_are_exposed_by_threshold_and_the_earlier_of_two_hard_on
     made = context()
 
     forecasts = (
-        expected("collection", Outlook.REACHED, None),
-        expected("soft", Outlook.NO_TREND, None),
-        expected("hard", Outlook.RANGE, 3600.0),
-        expected("hard", Outlook.RANGE, 7200.0),
-        expected("full", Outlook.UNKNOWN, None),
+        expected(COLLECTION, Outlook.REACHED, None),
+        expected(SOFT, Outlook.NO_TREND, None),
+        expected(HARD, Outlook.RANGE, 3600.0),
+        expected(HARD, Outlook.RANGE, 7200.0),
+        expected(FULL, Outlook.UNKNOWN, None),
     )
     made.trend.outlook = (outlook(*forecasts),)
     found = await values(made)

@@ -1,0 +1,62 @@
+"""Parts of documents that several features share: the outlook of a resource, with the forecast of each threshold."""
+
+from __future__ import annotations
+
+from nodeagent.api.common import Number, Part
+from nodeagent.model.outlook import Outlook, ThresholdKind
+from nodeagent.record import Time
+
+
+class ForecastDocument(Part, frozen=True, kw_only=True):
+    """When one threshold of a resource will be met.
+
+    Attributes:
+        threshold: ``collection`` (image GC), ``soft`` or ``hard`` (eviction), or ``full``.
+        used: amount in use at which it is met.
+        outlook: ``range``, ``reached``, ``no-trend``, or ``unknown`` with too few readings.
+        earliest_s: seconds until the earliest, expected and latest time of a range; ``None`` otherwise. The latest is
+            ``None`` without an end.
+        rate_per_s: growth per second of what counts for the threshold; ``None`` without a trend.
+        observed_s: seconds of readings that were used.
+    """
+
+    threshold: ThresholdKind
+    used: Number
+    outlook: Outlook
+    earliest_s: Number | None
+    expected_s: Number | None
+    latest_s: Number | None
+    rate_per_s: Number | None
+    observed_s: Number
+
+
+class GrowthDocument(Part, frozen=True, kw_only=True):
+    """A growing part of a resource.
+
+    Attributes:
+        part: pod, repository or category; empty for the rest.
+        rate_per_s: growth per second.
+        share: share of the growth of all growing parts, from 0 to 1.
+    """
+
+    part: str
+    rate_per_s: Number
+    share: Number
+
+
+class OutlookDocument(Part, frozen=True, kw_only=True):
+    """Outlook of one resource.
+
+    Attributes:
+        resource: name of the signal, such as ``nodefs.available``.
+        used: amount in use, in the unit of the signal.
+        hours: highest used share of each of the last 24 hours, oldest first; ``None`` without a reading.
+    """
+
+    resource: str
+    used: Number
+    capacity: Number
+    observed_at: Time
+    forecasts: tuple[ForecastDocument, ...]
+    growth: tuple[GrowthDocument, ...]
+    hours: tuple[Number | None, ...]
