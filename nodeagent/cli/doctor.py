@@ -55,6 +55,7 @@ from nodeagent.host.sockets import group_number
 from nodeagent.host.systemd import read_stop_timeout_us
 from nodeagent.kube.api_credentials import expiry
 from nodeagent.model.node import Certainty, ContainerdConfig, NodeSnapshot, Role
+from nodeagent.model.outlook import Outlook
 from nodeagent.model.pressure import MemorySource, Signal
 from nodeagent.pods.role import read_role
 from nodeagent.record import replace
@@ -65,9 +66,12 @@ from nodeagent.shutdown.plan.planner import STOP_HOOK_RESERVE_S, DelayLimit, req
 from nodeagent.store.history import History
 from nodeagent.store.sqlite import fault_of
 from nodeagent.text import display_width
-from nodeagent.units import SystemClock
+from nodeagent.trend.shortage import NEAR_S, first_shortages
+from nodeagent.trend.words import short_name, shortage_words, when_words
+from nodeagent.units import SystemClock, format_duration
 
 if TYPE_CHECKING:
+    from nodeagent.api.outlook import OutlookDocument
     from nodeagent.gc.agent import Agent
     from nodeagent.host.dbus import LogindFacts
     from nodeagent.model.node import RuntimeInfo
@@ -226,7 +230,26 @@ def agent_findings(settings: Settings) -> Iterator[node.Finding]:
             yield node.Finding.problem(
                 "shortage", statement, "free the resource manually; see nodeagent du --details and top"
             )
+        yield from outlook_findings(status.outlook)
     yield node.check_control_group(control.group, group_number(control.group) is not None)
+
+
+def outlook_findings(outlooks: Sequence[OutlookDocument]) -> Iterator[node.Finding]:
+    """Yield a warning for each resource that is expected to be short within 4 h; without one, what is known."""
+    check, shortages = "outlook", first_shortages(outlooks)
+    near = [each for each in shortages if each.is_near]
+    for each in near:
+        fix = f"limit, move or delete what grows, or free space: nodeagent trend {each.outlook.resource}"
+        yield node.Finding.warning(check, shortage_words(each), fix)
+    unknown = [each for each in shortages if each.forecast.outlook is Outlook.UNKNOWN]
+    within = f"within {format_duration(NEAR_S)}"
+    if near:
+        return
+    if shortages and not unknown:
+        yield node.Finding.ok(check, f"no shortage expected {within}")
+    else:
+        names = ", ".join(f"{short_name(each.outlook)} ({when_words(each.forecast)})" for each in unknown)
+        yield node.Finding.skipped(check, f"whether a shortage is expected {within} is unknown: {names or 'no record'}")
 
 
 # ---- runtime

@@ -10,7 +10,10 @@ from nodeagent.cli.reading import read, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.eviction.documents import EvictionPreview, FactDocument, PodDecision, RankedPodEntry
 from nodeagent.model.decision import sentence_of
+from nodeagent.model.outlook import Outlook
 from nodeagent.text import Cut
+from nodeagent.trend.shortage import EVICTION, first_threshold
+from nodeagent.trend.words import shortage_words, when_words
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
@@ -31,11 +34,12 @@ def preview(source: Source, form: str, simulate: Sequence[str]) -> None:
     """
 
     async def read_node(agent: Agent) -> EvictionPreview:
-        from nodeagent.eviction.document_readings import (  # noqa: PLC0415 - not needed if the daemon responds
-            preview_eviction,
+        from nodeagent.daemon.status import (  # noqa: PLC0415 - not needed if the daemon responds
+            StatusReader,
+            eviction_preview_document,
         )
 
-        return await preview_eviction(agent, simulate)
+        return await eviction_preview_document(agent, StatusReader(agent), None, simulate)
 
     if any("," in each for each in simulate):  # the request separates values by commas
         simulate = [part for each in simulate for part in each.split(",")]
@@ -73,6 +77,7 @@ def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
             yield Line(f"withheld: {plan.withheld.sentence}", "bold yellow")
         elif not limited:
             yield Line(f"no pod would be evicted: {_why_none(found)}", "green")
+            yield from _outlook_lines(found)
     else:
         bound = f"; limited by {plan.threshold.limited_by}" if plan.threshold.limited_by else ""
         yield Line(f"threshold exceeded: {plan.threshold.threshold}{bound}", "bold red")
@@ -89,6 +94,20 @@ def _decision_lines(found: EvictionPreview) -> Iterator[Line]:
 def _reclaim_lines(found: EvictionPreview) -> Iterator[Line]:
     for step in found.reclaim_first:
         yield Line(f"  first {step}")
+
+
+def _outlook_lines(found: EvictionPreview) -> Iterator[Line]:
+    """Yield when the first eviction threshold is expected, and what grows; nothing without an outlook."""
+    first = first_threshold(found.outlook, EVICTION)
+    if first is None:
+        return
+    kind = first.forecast.outlook
+    if kind is Outlook.NO_TREND:
+        yield Line("no eviction threshold is expected: no trend", "dim")
+    elif kind is Outlook.UNKNOWN:
+        yield Line(f"first eviction threshold: {when_words(first.forecast)}", "dim")
+    else:
+        yield Line(f"first eviction threshold: {shortage_words(first)}", "yellow" if first.is_near else "")
 
 
 def _why_none(found: EvictionPreview) -> str:

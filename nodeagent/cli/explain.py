@@ -13,6 +13,9 @@ from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.reading import read, show_document
 from nodeagent.cli.table import ago, short_reference, size
 from nodeagent.gc.documents.passes import Explained, ExplanationDocument
+from nodeagent.model.outlook import ThresholdKind
+from nodeagent.trend.shortage import first_threshold
+from nodeagent.trend.words import part_words, when_words
 from nodeagent.units import format_local_time, localize_times
 
 if TYPE_CHECKING:
@@ -36,9 +39,12 @@ def show(source: Source, name: str, form: str) -> None:
         fail("the name is empty: add the name, digest or id of an image, a container or a pod", ExitCode.USAGE)
 
     async def read_node(agent: Agent) -> ExplanationDocument:
-        from nodeagent.gc.documents.readings import explain_items  # noqa: PLC0415 - not needed if the daemon responds
+        from nodeagent.daemon.status import (  # noqa: PLC0415 - not needed if the daemon responds
+            StatusReader,
+            explanation_document,
+        )
 
-        return await explain_items(agent, name)
+        return await explanation_document(agent, StatusReader(agent), None, name)
 
     found = read("Explain", ExplanationDocument, {"name": name}, source, read_node)
     for warning in found.warnings:
@@ -79,9 +85,20 @@ def explanation_lines(found: ExplanationDocument, _: int | None = None) -> Itera
             yield Line(f"  {label:<{_LABEL}}{text}", hang=2 + _LABEL)
     if found.past and not found.explanations:
         yield Line(f"{found.asked}: no longer on this node; in the history:", "bold")
+    yield from _growth_lines(found)
     for past in found.past:
         why = localize_times("; ".join(filter(None, (past.reason.sentence, past.detail))))
         yield Line(f"{format_local_time(past.started_at)}: {past.name}: {past.outcome}, {why}")
+
+
+def _growth_lines(found: ExplanationDocument) -> Iterator[Line]:
+    """Yield the growth of the found pods and images; if it is unknown, one line that says so."""
+    growing = [part_words(outlook, each) for outlook in found.outlook for each in outlook.growth]
+    for text in growing:
+        yield Line(f"growth: {text}", hang=len("growth: "))
+    unknown = first_threshold(found.outlook, frozenset(ThresholdKind))
+    if unknown is not None and found.explanations and not growing:
+        yield Line(f"growth: {when_words(unknown.forecast)}", "dim")
 
 
 def _title(value: Explained) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from nodeagent.cli.reading import event_loop, open_for_command
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.eviction.documents import Pressure
@@ -14,6 +16,7 @@ from nodeagent.eviction.plan.thresholds import parse_thresholds
 from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.model.pressure import MemorySource
 from nodeagent.record import replace
+from nodeagent.trend.document_readings import read_outlook
 from nodeagent.units import SystemClock
 
 if TYPE_CHECKING:
@@ -39,7 +42,8 @@ def node_pressure(settings: Settings, hard: str, memory_source: str) -> Iterator
     reader = EvictionSignalReader(chosen, SystemClock(), pod_log_root=settings.pod_log_root)
     with event_loop() as run:
         layout, problem = run(_read_layout(settings, reader))
-        problems = (problem,) if problem else ()
+        outlook = run(read_outlook(settings, layout, SystemClock().now()))
+        problems = (*((problem,) if problem else ()), *outlook.warnings)
         earlier: SignalReadings | None = None
         state = EvictionState()
 
@@ -48,7 +52,7 @@ def node_pressure(settings: Settings, hard: str, memory_source: str) -> Iterator
             found = run(reader.evaluate(layout, state))
             document = Pressure.of(layout, found.readings, found.evaluation, (*problems, *found.warnings), earlier)
             earlier, state = found.readings, found.evaluation.state
-            return document
+            return structs.replace(document, outlook=outlook.resources)
 
         yield read
 

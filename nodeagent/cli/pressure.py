@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import Line, bar, warning_lines
@@ -21,13 +21,22 @@ from nodeagent.cli.table import (
     threshold_marks,
     used_share,
 )
-from nodeagent.eviction.documents import Pressure, SignalDocument
+from nodeagent.eviction.documents import Pressure, SignalDocument, ThresholdDocument
+from nodeagent.model.outlook import Outlook, ThresholdKind
+from nodeagent.model.pressure import FilesystemLayout
 from nodeagent.text import Cut
+from nodeagent.trend.plan.readings import recorded_as
+from nodeagent.trend.words import rate_words, short_name, when_words
 from nodeagent.units import format_bytes
+
+if TYPE_CHECKING:
+    from nodeagent.api.outlook import OutlookDocument
 
 _BAR: Final = 20
 _SHORT_BAR: Final = 6
 _WIDE: Final = 100
+_SAME_USE: Final = 0.001
+"""Largest difference of one threshold in two readings of the capacity, as a share."""
 
 
 def show(
@@ -75,17 +84,24 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
     """Yield every signal with its nearest threshold, the conditions and the warnings.
 
     The bar and the percentage show the used share, or the stalled share of time. DISTANCE is the amount left before the
-    threshold, negative if the threshold is exceeded. TREND is shown from the second reading on; on a narrow terminal it
-    replaces THRESHOLD.
+    threshold, negative if the threshold is exceeded, and EXPECTED the time until it is met. TREND is shown from the
+    second reading on. On a narrow terminal EXPECTED or else TREND replaces THRESHOLD, and EXPECTED replaces TREND.
     """
     wide = columns is None or columns >= _WIDE
-    trend = any(each.change_per_s is not None for each in pressure.signals)
-    numbers = ["AVAILABLE", *(["THRESHOLD"] if wide or not trend else []), "DISTANCE", *(["TREND"] if trend else [])]
+    expected = bool(pressure.outlook)
+    trend = any(each.change_per_s is not None for each in pressure.signals) and (wide or not expected)
+    numbers = [
+        "AVAILABLE",
+        *(["THRESHOLD"] if wide or not (trend or expected) else []),
+        "DISTANCE",
+        *(["EXPECTED"] if expected else []),
+        *(["TREND"] if trend else []),
+    ]
     signal = Heading("SIGNAL", cut=Cut.MIDDLE, name=True, at_least=22)
     table = Table(signal, "USED", *(Heading(title, right=True) for title in numbers), "STATE")
     for each in pressure.signals:
         exceeded = any(one.met for one in each.thresholds)
-        values = _numbers(each)
+        values = _numbers(each, pressure)
         table.add(
             signal_name(each),
             f"{bar(used_share(each), _BAR if wide else _SHORT_BAR, threshold_marks(each))} {used_share(each):>4.0%}",
@@ -109,8 +125,11 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
 
 
 def wide_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
-    """Yield the lines of :func:`pressure_view`, and the parts of the memory with the estimates of available memory."""
+    """Yield the lines of :func:`pressure_view`, the outlook, and the parts of the memory with their estimates."""
     yield from pressure_view(pressure, columns)
+    if any(each.forecasts for each in pressure.outlook):
+        yield Line("")
+        yield from _outlook_table(pressure.outlook).lines(columns)
     memory = pressure.memory
     if memory is None:
         return
@@ -132,17 +151,45 @@ def wide_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
     yield Line(f"used, and not freed by any eviction: {'unknown' if kept is None else format_bytes(kept)}")
 
 
-def _numbers(signal: SignalDocument) -> dict[str, str]:
+def _outlook_table(outlooks: Sequence[OutlookDocument]) -> Table:
+    """Return the thresholds of each resource, those of image GC too, with the time until they are met."""
+    table = Table(
+        Heading("RESOURCE", cut=Cut.MIDDLE, name=True), "THRESHOLD", Heading("AT", right=True), "EXPECTED", "RATE"
+    )
+    for outlook in outlooks:
+        for each in outlook.forecasts:
+            rate = "" if each.rate_per_s is None else rate_words(outlook, each.rate_per_s)
+            share = f"{each.used / outlook.capacity:.0%}"
+            table.add(short_name(outlook), str(each.threshold), share, when_words(each), rate)
+    return table
+
+
+def _numbers(signal: SignalDocument, pressure: Pressure) -> dict[str, str]:
     """Return the cells of a signal by column title."""
     known = [one for one in signal.thresholds if one.value is not None and one.distance is not None]
     available = "" if is_stall(signal) else short_amount(signal, signal.available)
-    cells = {"AVAILABLE": available, "THRESHOLD": "", "DISTANCE": ""}
+    cells = {"AVAILABLE": available, "THRESHOLD": "", "DISTANCE": "", "EXPECTED": ""}
     if known:
         nearest = min(known, key=lambda one: one.distance or 0.0)
         distance = nearest.distance or 0.0
         cells["THRESHOLD"] = f"{'>' if is_stall(signal) else '<'}{short_amount(signal, nearest.value or 0.0)}"
         cells["DISTANCE"] = f"{'-' if distance < 0 else ''}{short_amount(signal, abs(distance))}"
+        cells["EXPECTED"] = _expected(signal, nearest, pressure)
     return {**cells, "TREND": _trend(signal)}
+
+
+def _expected(signal: SignalDocument, threshold: ThresholdDocument, pressure: Pressure) -> str:
+    """Return when a threshold is met, by the forecast for the same use; empty without one, and for a met threshold."""
+    if threshold.met:
+        return ""
+    resource = recorded_as(signal.signal, FilesystemLayout(pressure.layout), signal.mountpoint)
+    kind = ThresholdKind.SOFT if threshold.grace_period_s else ThresholdKind.HARD
+    used, tolerated = signal.capacity - (threshold.value or 0.0), signal.capacity * _SAME_USE
+    for outlook in pressure.outlook:
+        for each in outlook.forecasts if outlook.resource == resource else ():
+            if each.threshold is kind and abs(each.used - used) <= tolerated:
+                return "unknown" if each.outlook is Outlook.UNKNOWN else when_words(each)
+    return ""
 
 
 def _trend(signal: SignalDocument) -> str:

@@ -26,7 +26,7 @@ from nodeagent.eviction.documents import PodUsageDocument
 from nodeagent.gc.documents.passes import ExplanationDocument
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.text import Cut, escape, fit
-from nodeagent.trend.words import driver, short_name
+from nodeagent.trend.words import growth_words, short_name
 from nodeagent.units import format_duration, format_local_time
 
 _PASSES: Final = 5
@@ -79,8 +79,12 @@ def node_reader(config: Path | None) -> Iterator[NodeReader]:
             lambda name: agent.call("Explain", ExplanationDocument, {"name": name}, within_s=OBSERVED_WITHIN_S),
         )
         return
-    from nodeagent.daemon.status import StatusReader, pods_document, status_document  # noqa: PLC0415
-    from nodeagent.gc.documents.readings import explain_items  # noqa: PLC0415
+    from nodeagent.daemon.status import (  # noqa: PLC0415
+        StatusReader,
+        explanation_document,
+        pods_document,
+        status_document,
+    )
 
     settings = load_settings(config, {})
     with event_loop() as run:
@@ -91,7 +95,7 @@ def node_reader(config: Path | None) -> Iterator[NodeReader]:
             yield NodeReader(
                 lambda: _with_warning(run(status_document(node, reader, None)), problem),
                 lambda: run(pods_document(node, reader)),
-                lambda name: run(explain_items(node, name)),
+                lambda name: run(explanation_document(node, reader, None, name)),
             )
         finally:
             run(opened.__aexit__(None, None, None))
@@ -102,7 +106,7 @@ def _with_warning(status: Status, warning: str) -> Status:
 
 
 def _last_day(status: Status) -> Iterator[Line]:
-    """Yield the last 24 hours of memory and of the bytes of each disk, with the part that grows most."""
+    """Yield the last 24 hours of memory and of the bytes of each disk, with the rate and the part that grows most."""
     found = [
         each
         for each in status.outlook
@@ -112,7 +116,8 @@ def _last_day(status: Status) -> Iterator[Line]:
     for each in found:
         if sum(hour is not None for hour in each.hours) > 1:
             line = Line(f"{short_name(each):<{label}} ").append(sparkline(each.hours), "cyan").append("  24 h", "dim")
-            yield line.append(f"  {driver(each)}") if driver(each) else line
+            growing = growth_words(each)
+            yield line.append(f"  {growing}") if growing else line
 
 
 def status_view(status: Status, columns: int | None) -> Iterator[Line]:

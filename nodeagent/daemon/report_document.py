@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from nodeagent.api.common import Document, Part
+from nodeagent.api.outlook import OutlookDocument
 from nodeagent.daemon.control_documents import FindingDocument
 from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, PauseStatus, RuntimeStatusDocument, Status
 from nodeagent.model.decision import Accounting, Verdict
@@ -109,6 +110,7 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
         planned: ``None`` if the node could not be observed, with the cause in ``unplanned_because``.
         conditions: pressure conditions of the node, such as ``DiskPressure``.
         exceeded: eviction thresholds that are exceeded.
+        outlook: outlook of each resource; absent in a report of an older version.
         checks: problems and warnings of ``doctor``; absent unless requested.
     """
 
@@ -122,6 +124,7 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
     filesystems: tuple[FilesystemStatus, ...]
     conditions: tuple[str, ...]
     exceeded: tuple[str, ...]
+    outlook: tuple[OutlookDocument, ...] = ()
     warnings: tuple[str, ...]
     checks: tuple[FindingDocument, ...] | UnsetType = UNSET
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
@@ -16,24 +17,28 @@ from nodeagent.daemon.health import not_ready
 from nodeagent.daemon.node_filesystems import NodeFilesystemReader
 from nodeagent.daemon.report_document import NodeReport
 from nodeagent.errors import NodeAgentError, StoreError
-from nodeagent.eviction.documents import PodUsageDocument, Pressure, SignalDocument
+from nodeagent.eviction.document_readings import preview_eviction
+from nodeagent.eviction.documents import EvictionPreview, PodUsageDocument, Pressure, SignalDocument
 from nodeagent.eviction.plan.planner import eviction_order, shortage_signal
 from nodeagent.eviction.plan.state import Evaluation, EvictionState
 from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache, SignalLayout, SignalReadings
 from nodeagent.gc.documents.holds import HoldFields
-from nodeagent.gc.documents.readings import preview_collection
+from nodeagent.gc.documents.readings import explain_items, preview_collection
 from nodeagent.gc.hold_file import HoldFile
 from nodeagent.gc.plan.image_protection import holds_in_force
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.node import node_name
 from nodeagent.loops import passes as loop_status
 from nodeagent.model import pressure as model
+from nodeagent.model.decision import ItemKind
 from nodeagent.model.node import Role, RoleDecision
-from nodeagent.trend.documents import outlook_document
+from nodeagent.trend.document_readings import KnownOutlook, grown_by, read_outlook
+from nodeagent.trend.plan.readings import part_of_image, parts_of_pod
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.gc.agent import Agent
+    from nodeagent.gc.documents.passes import ExplanationDocument
     from nodeagent.model.pods import PodInventory
     from nodeagent.pods.reader import PodReader
     from nodeagent.settings.settings import Settings
@@ -77,6 +82,14 @@ class StatusReader:
         warnings = (*((problem,) if problem else ()), *found.warnings)
         return layout, found.readings, found.evaluation, warnings
 
+    async def outlook(self, context: DaemonContext | None) -> KnownOutlook:
+        """Return the outlook of the daemon; without a daemon that of its record."""
+        if context is not None:
+            return KnownOutlook.of(context.trend.outlook)
+        async with self._one_at_a_time:
+            layout, _ = await self._layouts.read()
+        return await read_outlook(self._agent.settings, layout, self._agent.clock.now())
+
     async def pods(self) -> PodInventory:
         """Return the pods with their disk usage.
 
@@ -110,12 +123,53 @@ class StatusReader:
         return tuple(found)
 
 
-async def pressure_document(reader: StatusReader, state: EvictionState | None = None) -> Pressure:
+async def pressure_document(reader: StatusReader, context: DaemonContext) -> Pressure:
     """Return the signal readings with their thresholds; trends compare with the previous readings."""
-    layout, readings, evaluation, warnings = await reader.read(state or EvictionState())
+    layout, readings, evaluation, warnings = await reader.read(context.eviction)
     document = Pressure.of(layout, readings, evaluation, warnings, reader.earlier)
     reader.earlier = readings
-    return document
+    return structs.replace(document, outlook=KnownOutlook.of(context.trend.outlook).resources)
+
+
+async def explanation_document(
+    agent: Agent, reader: StatusReader, context: DaemonContext | None, name: str
+) -> ExplanationDocument:
+    """Return the verdicts on the items that match a name, with the growth of the found pods and images.
+
+    Raises:
+        NodeAgentError: the node cannot be observed.
+    """
+    document = await explain_items(agent, name)
+    known = await reader.outlook(context)
+    warnings = (*document.warnings, *known.warnings)
+    return structs.replace(document, outlook=grown_by(known.resources, _parts(document)), warnings=warnings)
+
+
+def _parts(document: ExplanationDocument) -> frozenset[str]:
+    """Return the names of the recorded parts of the explained pods and images."""
+    found: set[str] = set()
+    for each in document.explanations:
+        if each.kind is ItemKind.IMAGE:
+            found.update(map(part_of_image, each.names))
+        elif each.kind in (ItemKind.CONTAINER, ItemKind.SANDBOX):
+            found |= parts_of_pod("/".join(each.name.split("/")[:2]))
+    return frozenset(found)
+
+
+async def eviction_preview_document(
+    agent: Agent, reader: StatusReader, context: DaemonContext | None, simulate: Sequence[str]
+) -> EvictionPreview:
+    """Return the preview of the next eviction, with the outlook unless readings are simulated.
+
+    Raises:
+        UsageError: a simulated amount is not valid, or its signal has no reading on this node.
+        RuntimeUnavailableError: the runtime does not answer.
+    """
+    document = await preview_eviction(agent, simulate, None if context is None else context.eviction)
+    if simulate:
+        return document
+    known = await reader.outlook(context)
+    return structs.replace(document, outlook=known.resources, warnings=(*document.warnings, *known.warnings))
 
 
 async def pods_document(agent: Agent, reader: StatusReader, state: EvictionState | None = None) -> PodUsageDocument:
@@ -163,6 +217,8 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
     except StoreError as error:
         problems.append(str(error))
     last_passes = await asyncio.to_thread(_last_passes, agent, problems)
+    outlook = await reader.outlook(context)
+    problems += outlook.warnings
     return documents.Status(
         observed_at=now,
         agent=_agent(agent, context),
@@ -185,7 +241,7 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
             lock_held=None if context is None else context.lock_held,
         ),
         holds=holds,
-        outlook=() if context is None else tuple(map(outlook_document, context.trend.outlook)),
+        outlook=outlook.resources,
         warnings=tuple(dict.fromkeys(problems)),
     )
 

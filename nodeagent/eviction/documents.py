@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nodeagent.api.common import Document, DocumentError, Number, Part, ReasonDocument
+from nodeagent.api.outlook import OutlookDocument
 from nodeagent.eviction.plan import memory_model
 from nodeagent.model import decision, pressure
 from nodeagent.model.pressure import MemoryCounters, MemoryPart, NodeMemory
@@ -149,6 +150,7 @@ class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value)
     Attributes:
         unrelieved: statements on shortages that no eviction ends; empty without a daemon.
         memory: parts of the memory; ``None`` if they cannot be read.
+        outlook: outlook of each resource; absent in the response of an older daemon.
     """
 
     layout: str
@@ -157,6 +159,7 @@ class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value)
     signals: tuple[SignalDocument, ...]
     warnings: tuple[str, ...]
     memory: Memory | None = None
+    outlook: tuple[OutlookDocument, ...] = ()
 
     @classmethod
     def of(
@@ -525,6 +528,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
         reclaim_threshold: the threshold of ``reclaim_first``; empty without such a step.
         pods: facts by pod UID.
         pod_memory_bytes: working set by pod UID; ``None`` if unknown.
+        outlook: outlook of each resource by its recorded readings; empty if readings are simulated.
     """
 
     simulated: tuple[str, ...]
@@ -536,6 +540,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
     plan: EvictionPlanDocument
     pods: dict[str, PodFactsDocument]
     pod_memory_bytes: dict[str, int | None]
+    outlook: tuple[OutlookDocument, ...] = ()
     warnings: tuple[str, ...]
     reclaim_threshold: str = ""
 

@@ -3,26 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from nodeagent.errors import StoreError, UsageError
+from nodeagent.model.outlook import Outlook
+from nodeagent.record import Record
 from nodeagent.trend.documents import ResourceTrend, Trend, TrendMark, TrendPoint, outlook_document
 from nodeagent.trend.plan.outlook import outlook_of
-from nodeagent.trend.recorder import trend_policy
+from nodeagent.trend.recorder import outlook_of_file, trend_policy
 from nodeagent.trend.sample_file import SampleFile, Series
 
 if TYPE_CHECKING:
+    from nodeagent.api.outlook import OutlookDocument
     from nodeagent.eviction.signals import SignalLayout
     from nodeagent.gc.agent import Agent
+    from nodeagent.settings.settings import Settings
     from nodeagent.trend.plan.forecast import Sample
-    from nodeagent.trend.plan.outlook import TrendPolicy
+    from nodeagent.trend.plan.outlook import ResourceOutlook, TrendPolicy
 
 DAY_S: Final = 86_400.0
 LONGEST_S: Final = 90 * 86_400.0
 _MOST_POINTS: Final = 400
 _MOST_PASSES: Final = 200
+
+
+class KnownOutlook(Record):
+    """Outlook of each resource; without a readable record empty, with a warning."""
+
+    resources: tuple[OutlookDocument, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, outlook: Iterable[ResourceOutlook]) -> KnownOutlook:
+        """Return the outlook that a daemon has computed."""
+        return cls(tuple(map(outlook_document, outlook)))
+
+
+async def read_outlook(settings: Settings, layout: SignalLayout, now: datetime) -> KnownOutlook:
+    """Return the outlook of each resource from the record of the daemon, which may have stopped."""
+    file = SampleFile(settings.state_directory)
+    try:
+        return KnownOutlook.of(await asyncio.to_thread(outlook_of_file, file, trend_policy(settings, layout), now))
+    except StoreError as error:
+        return KnownOutlook(warnings=(str(error),))
+
+
+def grown_by(outlooks: Iterable[OutlookDocument], parts: Collection[str]) -> tuple[OutlookDocument, ...]:
+    """Return the outlook of each resource that one of the parts grows, with these parts only.
+
+    If nothing is known to grow, it is the outlook of the resources with too few readings to know.
+    """
+    outlooks = tuple(outlooks)
+    own = [(each, tuple(one for one in each.growth if one.part in parts)) for each in outlooks]
+    found = tuple(structs.replace(each, growth=growth) for each, growth in own if growth)
+    return found or tuple(each for each in outlooks if all(one.outlook is Outlook.UNKNOWN for one in each.forecasts))
 
 
 async def trend_document(agent: Agent, layout: SignalLayout, resource: str, seconds: float) -> Trend:

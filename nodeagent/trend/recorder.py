@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, StoreError
@@ -28,6 +27,7 @@ from nodeagent.trend.sample_file import PARTS_EVERY, RecordedLine, SampleFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
 
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.gc.agent import Agent
@@ -186,12 +186,17 @@ class RecorderTask:
     async def _update_outlook(self, layout: SignalLayout) -> None:
         policy = trend_policy(self._agent.settings, layout)
         with suppress(StoreError):  # reported by the next write
-            self._state.outlook = await asyncio.to_thread(partial(self._compute, policy))
+            self._state.outlook = await asyncio.to_thread(outlook_of_file, self._file, policy, self._agent.clock.now())
 
-    def _compute(self, policy: TrendPolicy) -> tuple[ResourceOutlook, ...]:
-        now = self._agent.clock.now()
-        found = (outlook_of(each.resource, each.capacity, each.samples, policy, now) for each in self._file.read())
-        return tuple(each for each in found if each is not None)
+
+def outlook_of_file(file: SampleFile, policy: TrendPolicy, now: datetime) -> tuple[ResourceOutlook, ...]:
+    """Return the outlook of each recorded resource.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    found = (outlook_of(each.resource, each.capacity, each.samples, policy, now) for each in file.read())
+    return tuple(each for each in found if each is not None)
 
 
 def trend_policy(settings: Settings, layout: SignalLayout) -> TrendPolicy:

@@ -160,10 +160,10 @@ class SampleFile:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
         """Yield a connection for reading; ``None`` without a file or without lines."""
-        if not self.path.exists():
-            yield None
-            return
         try:
+            if not self.path.exists():
+                yield None
+                return
             with closing(open_for_reading(self.path)) as connection:
                 connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
                 yield connection if check_version(connection, len(MIGRATIONS)) else None

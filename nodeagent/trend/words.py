@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.outlook import Outlook, ThresholdKind
+from nodeagent.trend.shortage import SHORTAGE, FirstThreshold, first_threshold
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from nodeagent.api.outlook import ForecastDocument, OutlookDocument
+    from nodeagent.api.outlook import ForecastDocument, GrowthDocument, OutlookDocument
 
 _NAMES: Final[Mapping[ThresholdKind, str]] = {
     ThresholdKind.COLLECTION: "image GC",
@@ -27,30 +28,76 @@ def short_name(outlook: OutlookDocument) -> str:
 
 def next_words(outlook: OutlookDocument) -> str:
     """Return what happens next, such as ``image GC at 85% in 2h to 5h, at 1.2 GiB/h, 80% by a/b logs``."""
-    coming = [each for each in outlook.forecasts if each.outlook is Outlook.RANGE]
-    if coming:
-        soonest = min(coming, key=lambda each: each.expected_s or 0.0)
-        return ", ".join(filter(None, (forecast_words(outlook, soonest), driver(outlook))))
+    coming = _soonest(outlook)
+    if coming is not None:
+        return driven_words(outlook, coming)
     reached = [each for each in outlook.forecasts if each.outlook is Outlook.REACHED]
     if reached:
         return forecast_words(outlook, reached[-1])
     unknown = [each for each in outlook.forecasts if each.outlook is Outlook.UNKNOWN]
-    if unknown:
-        return f"unknown: {format_duration(round(unknown[0].observed_s))} of readings"
-    return "no trend"
+    return f"unknown: {readings_words(unknown[0])}" if unknown else "no trend"
+
+
+def shortage_words(first: FirstThreshold) -> str:
+    """Return the first threshold of a resource, such as ``imagefs: eviction at 90% in 2h to 5h, at 1.2 GiB/h``."""
+    return f"{short_name(first.outlook)}: {driven_words(*first)}"
+
+
+def part_words(outlook: OutlookDocument, growing: GrowthDocument) -> str:
+    """Return the growth of one part, such as ``a/b logs: 1.2 GiB/h on nodefs, 80% of its growth``, and what follows."""
+    first = first_threshold([outlook], SHORTAGE)
+    share = f"{rate_words(outlook, growing.rate_per_s)} on {short_name(outlook)}, {growing.share:.0%} of its growth"
+    return f"{growing.part}: {share}{'' if first is None else f'; {threshold_words(*first)}'}"
+
+
+def growth_words(outlook: OutlookDocument) -> str:
+    """Return the rate with which the next threshold is expected and the part that grows most; empty if unknown."""
+    coming = _soonest(outlook)
+    rate = "" if coming is None or coming.rate_per_s is None else f"at {rate_words(outlook, coming.rate_per_s)}"
+    return ", ".join(filter(None, (rate, driver(outlook))))
+
+
+def _soonest(outlook: OutlookDocument) -> ForecastDocument | None:
+    coming = [each for each in outlook.forecasts if each.outlook is Outlook.RANGE]
+    return min(coming, key=lambda each: each.expected_s or 0.0, default=None)
+
+
+def driven_words(outlook: OutlookDocument, forecast: ForecastDocument) -> str:
+    """Return a forecast in words; of a range with its rate and the part that grows most."""
+    growing = driver(outlook) if forecast.outlook is Outlook.RANGE else ""
+    return ", ".join(filter(None, (forecast_words(outlook, forecast), growing)))
 
 
 def forecast_words(outlook: OutlookDocument, forecast: ForecastDocument) -> str:
-    """Return a forecast in words; the times of a range are rounded to one unit."""
-    at = f"{_NAMES[forecast.threshold]} at {forecast.used / outlook.capacity:.0%}"
-    if forecast.outlook is Outlook.REACHED:
-        return f"{at}: reached"
-    if forecast.outlook is Outlook.NO_TREND:
-        return f"{at}: no trend"
-    if forecast.outlook is not Outlook.RANGE or forecast.expected_s is None:
-        return f"{at}: unknown, {format_duration(round(forecast.observed_s))} of readings"
+    """Return a forecast in words, of a range with its rate."""
     rate = "" if forecast.rate_per_s is None else f", at {rate_words(outlook, forecast.rate_per_s)}"
-    return f"{at} in {duration_range(forecast)}{rate}"
+    return f"{threshold_words(outlook, forecast)}{rate}"
+
+
+def threshold_words(outlook: OutlookDocument, forecast: ForecastDocument) -> str:
+    """Return a threshold and when it is met; the times of a range are rounded to one unit."""
+    at = f"{_NAMES[forecast.threshold]} at {forecast.used / outlook.capacity:.0%}"
+    return (
+        f"{at} in {duration_range(forecast)}" if forecast.outlook is Outlook.RANGE else f"{at}: {when_words(forecast)}"
+    )
+
+
+def when_words(forecast: ForecastDocument) -> str:
+    """Return when a threshold is met, such as ``2h to 5h``, ``reached`` or ``unknown, 4m of readings``."""
+    match forecast.outlook:
+        case Outlook.RANGE:
+            return duration_range(forecast)
+        case Outlook.REACHED:
+            return "reached"
+        case Outlook.NO_TREND:
+            return "no trend"
+        case Outlook.UNKNOWN:
+            return f"unknown, {readings_words(forecast)}"
+
+
+def readings_words(forecast: ForecastDocument) -> str:
+    """Return how long the readings of a forecast are, such as ``4m of readings``."""
+    return f"{format_duration(round(forecast.observed_s))} of readings" if forecast.observed_s else "no recent readings"
 
 
 def duration_range(forecast: ForecastDocument) -> str:

@@ -29,6 +29,8 @@ from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
 from nodeagent.daemon.status import (
     StatusReader,
+    eviction_preview_document,
+    explanation_document,
     pods_document,
     pressure_document,
     report_document,
@@ -36,7 +38,6 @@ from nodeagent.daemon.status import (
     without_agent,
 )
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.eviction import document_readings as eviction
 from nodeagent.gc.documents import readings as gc
 from nodeagent.gc.documents.history import HistoryDocument
 from nodeagent.gc.documents.holds import HoldDocument, HoldList
@@ -116,7 +117,7 @@ class ControlService:
 
     async def pressure(self, _: requests.Empty) -> str:
         """Return the readings of all eviction signals with their thresholds."""
-        return encode_line(await pressure_document(self._status_reader(), self._context.eviction))
+        return encode_line(await pressure_document(self._status_reader(), self._context))
 
     async def trend(self, request: requests.TrendRequest) -> str:
         """Return the record of the resources and their outlook."""
@@ -223,7 +224,9 @@ class ControlService:
         name = check_text(request.name, "name")
         if not name.strip():
             raise UsageError("name: give a name, digest or id of an image, a container or a pod")
-        return await self._document(lambda agent: gc.explain_items(agent, name))
+        return await self._document(
+            lambda agent: explanation_document(agent, self._status_reader(), self._context, name)
+        )
 
     async def disk_usage(self, request: requests.DiskUsageRequest) -> str:
         """Return the usage breakdown of the image filesystem."""
@@ -256,7 +259,9 @@ class ControlService:
     async def eviction_preview(self, request: requests.EvictionPreviewRequest) -> str:
         """Return the preview of an eviction, now or with simulated readings."""
         simulate = [each for each in check_text(request.simulate, "simulate").split(",") if each]
-        return await self._document(lambda agent: eviction.preview_eviction(agent, simulate, self._context.eviction))
+        return await self._document(
+            lambda agent: eviction_preview_document(agent, self._status_reader(), self._context, simulate)
+        )
 
     async def shutdown_plan(self, _: requests.Empty) -> str:
         """Return the timeline of a shutdown starting now."""

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from nodeagent.api import common as codec
 from nodeagent.api.common import Document, Filesystem, Number, Part, ReasonDocument, RecordedReason, Runtime
+from nodeagent.api.outlook import OutlookDocument
 from nodeagent.gc.documents.history import base64_of
 from nodeagent.gc.executor import MeasuredFilesystem, Outcome, PassEnd
 from nodeagent.gc.plan import breakdown as storage_breakdown, saved_plan
@@ -593,6 +594,8 @@ class ExplanationDocument(Document, frozen=True, kw_only=True, tag=SchemaId.EXPL
 
     Attributes:
         similar: names of images that end with the query, if no item matches the query.
+        outlook: outlook of the resources that the found pods and images grow, with the growth of these; if nothing is
+            known to grow, that of the resources with too few readings.
         warnings: causes of missing past removals.
     """
 
@@ -601,4 +604,5 @@ class ExplanationDocument(Document, frozen=True, kw_only=True, tag=SchemaId.EXPL
     explanations: tuple[Explained, ...]
     past: tuple[PastRemoval, ...]
     similar: tuple[str, ...] = ()
+    outlook: tuple[OutlookDocument, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from nodeagent.model.outlook import ThresholdKind
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.record import Record
 from nodeagent.trend.plan.forecast import Forecast, Growth, Sample, Threshold, forecast, growth
-from nodeagent.trend.plan.readings import resource_name
+from nodeagent.trend.plan.readings import recorded_as
 
 if TYPE_CHECKING:
     from nodeagent.eviction.plan.thresholds import Threshold as EvictionThreshold
@@ -83,11 +83,11 @@ def thresholds_of(resource: str, capacity: float, policy: TrendPolicy) -> tuple[
         if percent < 100:
             found.append(Threshold(ThresholdKind.COLLECTION, capacity * percent / 100, after_collection=False))
     for each in policy.eviction:
-        if resource_name(each.signal, each.measurand.path) == resource:
+        if recorded_as(each.signal, policy.layout, each.measurand.path) == resource:
             kind = ThresholdKind.HARD if each.hard else ThresholdKind.SOFT
             found.append(Threshold(kind, capacity - each.limit(capacity), after_collection=collects))
     found.append(Threshold(ThresholdKind.FULL, capacity, after_collection=collects))
-    return tuple(sorted(found, key=lambda each: (each.used, each.name)))
+    return tuple(sorted(set(found), key=lambda each: (each.used, each.name)))
 
 
 def _collected(layout: FilesystemLayout) -> frozenset[str]:

@@ -18,19 +18,14 @@ MOST_PARTS: Final = 10
 LONGEST_NAME: Final = 100
 """Limits of a record; they bound the size of the file."""
 
-_SHARED_WITH_NODEFS: Final[Mapping[FilesystemLayout, frozenset[Signal]]] = {
-    FilesystemLayout.SINGLE: frozenset(
-        {
-            Signal.IMAGEFS_AVAILABLE,
-            Signal.IMAGEFS_INODES_FREE,
-            Signal.CONTAINERFS_AVAILABLE,
-            Signal.CONTAINERFS_INODES_FREE,
-        }
-    ),
-    FilesystemLayout.DEDICATED_IMAGEFS: frozenset({Signal.CONTAINERFS_AVAILABLE, Signal.CONTAINERFS_INODES_FREE}),
-    FilesystemLayout.SPLIT: frozenset({Signal.CONTAINERFS_AVAILABLE, Signal.CONTAINERFS_INODES_FREE}),
+_SHARED: Final[Mapping[FilesystemLayout, Mapping[str, str]]] = {
+    FilesystemLayout.SINGLE: {"imagefs": "nodefs", "containerfs": "nodefs"},
+    FilesystemLayout.DEDICATED_IMAGEFS: {"containerfs": "imagefs"},
+    FilesystemLayout.SPLIT: {"containerfs": "nodefs"},
 }
-"""Signals of a filesystem that another signal has already."""
+"""Filesystem whose signals are recorded, by the filesystem that is the same one."""
+_WRITABLE, _LOGS, _VOLUMES = " writable layer", " logs", " volumes"
+_OF_IMAGES: Final = "images of "
 
 
 class ResourceReading(Record):
@@ -73,13 +68,10 @@ def resource_readings(
         parts: parts of the resources; empty if they were not read.
         before: earlier amounts of the parts by resource, which show growth.
     """
-    shared = _SHARED_WITH_NODEFS[layout]
     found = []
     for each in signals:
-        if each.signal in shared and not each.path:
-            continue
         name = resource_name(each.signal, each.path)
-        if len(name) > LONGEST_NAME:
+        if recorded_as(each.signal, layout, each.path) != name or len(name) > LONGEST_NAME:
             continue
         used = each.available if ".psi." in each.signal else each.capacity - each.available
         own = parts.amounts.get(name, {})
@@ -95,6 +87,13 @@ def resource_readings(
 def resource_name(signal: Signal, path: str = "") -> str:
     """Return the name of a resource."""
     return f"{signal.value} on {path}" if path else signal.value
+
+
+def recorded_as(signal: Signal, layout: FilesystemLayout, path: str = "") -> str:
+    """Return the name of the resource with the record of a signal; signals of one filesystem have one record."""
+    filesystem, _, kind = signal.value.partition(".")
+    same = "" if path else _SHARED[layout].get(filesystem, "")
+    return f"{same}.{kind}" if same else resource_name(signal, path)
 
 
 def largest_and_fastest(amounts: Mapping[str, float], before: Mapping[str, float]) -> Collection[str]:
@@ -129,14 +128,24 @@ def pod_parts(
         amounts = (
             (resource_name(Signal.MEMORY_AVAILABLE), name, usage.memory_bytes),
             (resource_name(Signal.PID_AVAILABLE), name, usage.pids),
-            (writable, f"{name} writable layer", usage.writable.used_bytes),
-            (logs, f"{name} logs", usage.logs.used_bytes),
-            (node, f"{name} volumes", usage.volumes.used_bytes),
+            (writable, f"{name}{_WRITABLE}", usage.writable.used_bytes),
+            (logs, f"{name}{_LOGS}", usage.logs.used_bytes),
+            (node, f"{name}{_VOLUMES}", usage.volumes.used_bytes),
         )
         for resource, part, amount in amounts:
             if amount:
                 found.setdefault(resource, {})[shortened(part)] = float(amount)
     return found
+
+
+def parts_of_pod(pod: str) -> frozenset[str]:
+    """Return the names of the parts of a pod, given as ``namespace/name``."""
+    return frozenset(shortened(f"{pod}{part}") for part in ("", _WRITABLE, _LOGS, _VOLUMES))
+
+
+def part_of_image(reference: str) -> str:
+    """Return the name of the part of an image, that of its repository."""
+    return shortened(f"{_OF_IMAGES}{repository_of(reference)}")
 
 
 def image_parts(snapshot: NodeSnapshot, sizes: Mapping[str, int]) -> Mapping[str, float]:
@@ -149,7 +158,7 @@ def image_parts(snapshot: NodeSnapshot, sizes: Mapping[str, int]) -> Mapping[str
     found: dict[str, float] = {}
     for each in snapshot.images:
         is_unnamed = each.name.startswith("sha256:")
-        part = shortened("images without a name" if is_unnamed else f"images of {repository_of(each.name)}")
+        part = shortened("images without a name" if is_unnamed else f"{_OF_IMAGES}{repository_of(each.name)}")
         found[part] = found.get(part, 0.0) + sizes.get(each.id, 0)
     return found
 

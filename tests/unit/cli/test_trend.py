@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.api.outlook import ForecastDocument, GrowthDocument, OutlookDocument
+from nodeagent.api.outlook import ForecastDocument, GrowthDocument
 from nodeagent.cli.trend import sparkline, trend_view
-from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.text import display_width
 from nodeagent.trend.documents import (
     ResourceTrend,
@@ -19,51 +18,13 @@ from nodeagent.trend.documents import (
 )
 from nodeagent.trend.words import duration_range, forecast_words, next_words
 from tests.support.manual_clock import MIDNIGHT
+from tests.unit.outlooks import GIB, HARD, NO_TREND, REACHED, UNKNOWN, forecast, outlook
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-GIB = 1 << 30
-COLLECTION, SOFT, HARD, FULL = ThresholdKind
-HOUR_S, DAY_S = 3600.0, 86_400.0
+DAY_S = 86_400.0
 HOSTILE = "shop/\x1b[31mred\nline"
-
-
-def forecast(threshold: ThresholdKind = COLLECTION, used: float = 85 * GIB, **fields: Any) -> ForecastDocument:
-    values: dict[str, Any] = {
-        "outlook": Outlook.RANGE,
-        "earliest_s": 2 * HOUR_S,
-        "expected_s": 3 * HOUR_S,
-        "latest_s": 5 * HOUR_S,
-        "rate_per_s": GIB / HOUR_S,
-        "observed_s": 6 * HOUR_S,
-    }
-    return ForecastDocument(threshold=threshold, used=used, **(values | fields))
-
-
-def outlook(*forecasts: ForecastDocument, resource: str = "nodefs.available", **fields: Any) -> OutlookDocument:
-    values: dict[str, Any] = {
-        "used": 78 * GIB,
-        "capacity": 100 * GIB,
-        "observed_at": MIDNIGHT,
-        "growth": (
-            GrowthDocument(part="shop/logger volumes", rate_per_s=0.8 * GIB / HOUR_S, share=0.8),
-            GrowthDocument(part="", rate_per_s=0.2 * GIB / HOUR_S, share=0.2),
-        ),
-        "hours": (None,) * 12 + tuple(number / 12 for number in range(12)),
-    }
-    return OutlookDocument(resource=resource, forecasts=forecasts, **(values | fields))
-
-
-NO_TREND: dict[str, Any] = {
-    "outlook": Outlook.NO_TREND,
-    "earliest_s": None,
-    "expected_s": None,
-    "latest_s": None,
-    "rate_per_s": None,
-}
-UNKNOWN: dict[str, Any] = {**NO_TREND, "outlook": Outlook.UNKNOWN, "observed_s": 240.0}
-REACHED: dict[str, Any] = {**NO_TREND, "outlook": Outlook.REACHED}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ from nodeagent.trend.plan.readings import (
     image_parts,
     image_sizes,
     largest_and_fastest,
+    part_of_image,
+    parts_of_pod,
     pod_parts,
+    recorded_as,
     resource_readings,
     shortened,
 )
@@ -50,6 +53,17 @@ def signal(name: Signal, available: float = 40.0, path: str = "") -> SignalReadi
 def test_a_filesystem_with_several_signals_is_recorded_once(layout: FilesystemLayout, recorded: list[str]) -> None:
     found = resource_readings(map(signal, DISKS), layout, Parts(), {})
     assert [each.resource for each in found] == recorded
+
+
+@pytest.mark.parametrize(
+    ("layout", "imagefs", "containerfs"),
+    [(SINGLE, "nodefs", "nodefs"), (DEDICATED, "imagefs", "imagefs"), (SPLIT, "imagefs", "nodefs")],
+)
+def test_signals_of_one_filesystem_have_one_record(layout: FilesystemLayout, imagefs: str, containerfs: str) -> None:
+    assert recorded_as(Signal.IMAGEFS_AVAILABLE, layout) == f"{imagefs}.available"
+    assert recorded_as(Signal.CONTAINERFS_INODES_FREE, layout) == f"{containerfs}.inodesFree"
+    assert recorded_as(Signal.IMAGEFS_AVAILABLE, layout, "/mnt") == "imagefs.available on /mnt"
+    assert recorded_as(Signal.MEMORY_AVAILABLE, layout) == "memory.available"
 
 
 def test_use_is_capacity_without_available_and_of_a_stall_the_stalled_share() -> None:
@@ -114,6 +128,12 @@ def test_each_part_of_a_pod_counts_on_its_filesystem(
     assert found["pid.available"] == {"shop/logger": 3}
 
 
+@given(st.text(max_size=200))
+def test_recorded_parts_of_a_pod_are_found_by_its_name(name: str) -> None:
+    found = pod_parts([replace(POD, name=name)], SINGLE, ())
+    assert {part for each in found.values() for part in each} == parts_of_pod(f"shop/{name}")
+
+
 def test_unknown_use_of_a_pod_is_no_part() -> None:
     assert pod_parts([PodFacts("u", "a", "b"), PodFacts("v", "a", "c", usage=PodUsage())], SINGLE, ()) == {}
 
@@ -127,6 +147,7 @@ def test_images_count_by_repository_and_a_shared_layer_once() -> None:
     seen = snapshot(*images, storage=graph(pieces, references))
     parts = image_parts(seen, image_sizes(seen))
     assert parts == {"images of r/web": 130 * MIB, "images of r/db": 5 * MIB, "images without a name": 7 * MIB}
+    assert part_of_image("r/web@sha256:1") in parts
 
 
 @given(st.text(max_size=400))

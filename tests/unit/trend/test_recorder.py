@@ -147,10 +147,10 @@ async def test_an_unexpected_error_is_logged_once_and_ends_neither_the_task_nor_
     assert node.stream.getvalue().count('"trend_not_recorded"') == 1
 
 
-async def test_the_outlook_has_every_resource_with_its_thresholds(tmp_path: Path) -> None:
+async def test_the_outlook_has_every_resource_with_the_thresholds_of_all_its_signals(tmp_path: Path) -> None:
     node = Node(tmp_path)
     async with node.task() as (task, context, _):
         await node.record(task, 6)
-    outlook = {each.resource: [one.threshold.name for one in each.forecasts] for each in context.trend.outlook}
-    assert outlook["nodefs.available"] == ["collection", "hard", "full"]
-    assert outlook["memory.available"] == ["hard", "full"]
+    outlook = {each.resource: sorted(one.threshold.name for one in each.forecasts) for each in context.trend.outlook}
+    assert outlook["nodefs.available"] == ["collection", "full", "hard", "hard"], "imagefs is on the same filesystem"
+    assert outlook["memory.available"] == ["full", "hard"]

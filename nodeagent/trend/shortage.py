@@ -1,0 +1,80 @@
+"""Shortages that the outlook expects: the first threshold that a resource meets, and whether it is near.
+
+A shortage is near if a hard eviction threshold, or the end of a resource, is expected within ``NEAR_S`` or met. It ends
+once the forecasts have not said so for ``ENDED_AFTER_S``, so that a rate at the limit of a trend is one shortage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.model.outlook import Outlook, ThresholdKind
+
+if TYPE_CHECKING:
+    from nodeagent.api.outlook import ForecastDocument, OutlookDocument
+
+NEAR_S: Final = 4 * 3600.0
+"""Largest expected time of a near shortage; as in the alert rule ``NodeagentThresholdExpected``."""
+ENDED_AFTER_S: Final = 3600.0
+EVICTION: Final = frozenset({ThresholdKind.SOFT, ThresholdKind.HARD})
+SHORTAGE: Final = frozenset({ThresholdKind.HARD, ThresholdKind.FULL})
+_ORDER: Final = (Outlook.REACHED, Outlook.RANGE, Outlook.UNKNOWN, Outlook.NO_TREND)
+
+
+class FirstThreshold(NamedTuple):
+    """Threshold of some kinds that is met first, with its resource."""
+
+    outlook: OutlookDocument
+    forecast: ForecastDocument
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the threshold is met, or expected within ``NEAR_S``."""
+        found = self.forecast
+        return found.outlook is Outlook.REACHED or (found.expected_s is not None and found.expected_s <= NEAR_S)
+
+
+def first_threshold(outlooks: Iterable[OutlookDocument], kinds: Collection[ThresholdKind]) -> FirstThreshold | None:
+    """Return the threshold of these kinds that is met first; ``None`` without one.
+
+    A threshold that is met precedes those with an expected time. An unknown time precedes no trend, since it may be
+    earlier.
+    """
+    found = [FirstThreshold(each, one) for each in outlooks for one in each.forecasts if one.threshold in kinds]
+    return min(found, key=_order, default=None)
+
+
+def _order(value: FirstThreshold) -> tuple[int, float, str, float]:
+    found = value.forecast
+    return _ORDER.index(found.outlook), found.expected_s or 0.0, value.outlook.resource, found.used
+
+
+def first_shortages(outlooks: Iterable[OutlookDocument]) -> tuple[FirstThreshold, ...]:
+    """Return the first shortage of each resource with thresholds, the nearest first."""
+    found = [first_threshold([each], SHORTAGE) for each in outlooks]
+    return tuple(sorted((each for each in found if each is not None), key=_order))
+
+
+def follow_shortages(
+    before: Mapping[str, float], shortages: Iterable[FirstThreshold], now_s: float
+) -> Mapping[str, float]:
+    """Return the lasting shortages: for each resource the time at which a forecast last said so, in monotonic seconds.
+
+    A threshold that is met continues a shortage and starts none, since nothing is left to expect. An unknown forecast
+    continues it too.
+
+    Args:
+        before: the lasting shortages so far.
+        shortages: first shortage of each resource.
+        now_s: time of the forecasts in monotonic seconds.
+    """
+    found = {}
+    for each in shortages:
+        resource, kind = each.outlook.resource, each.forecast.outlook
+        last_s = before.get(resource)
+        if each.is_near and (last_s is not None or kind is Outlook.RANGE):
+            found[resource] = now_s
+        elif last_s is not None and (kind is Outlook.UNKNOWN or now_s - last_s < ENDED_AFTER_S):
+            found[resource] = last_s
+    return found
