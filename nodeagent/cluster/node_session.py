@@ -217,8 +217,9 @@ class NodeSession:
                         because = f"another process renews the Lease; {retried}"
                         self._finish(SessionEnd.CONTESTED, because)
                         return
-                if lease is None and written and await self._read_own(self._parts.lease_requests, node) is None:
-                    return  # the control plane deletes the Lease of a deleted Node object, also each new one
+                    # the control plane deletes the Lease of a deleted Node object, also each new one
+                    if written and await self._read_own(self._parts.lease_requests, node) is None:
+                        return
                 renewed = heartbeat.renewed_lease(lease, node, self._clock.now(), written[-1] if written else "")
                 written.append(renewed.spec.renew_time)
                 lease = await self._parts.lease_requests.write_lease(renewed)
@@ -269,7 +270,7 @@ class NodeSession:
         """Return the current Node object; ``None``, with the session ended, if it was deleted or replaced."""
         found = await requests.get_node()
         if found is None:
-            self._finish(SessionEnd.DELETED, "the Node object was deleted; a restart or reload registers again")
+            self._finish(SessionEnd.DELETED, "the Node object was deleted")
         elif found.metadata.uid != node.metadata.uid:
             self._finish(SessionEnd.REPLACED, "the Node object was deleted and created again")
         else:
@@ -279,12 +280,12 @@ class NodeSession:
     # ---- cordon
 
     async def _keep_cordon(self, node: Node) -> None:
-        """Cordon the node at the start of a shutdown; end the agent's cordon after a cancellation or a new start."""
+        """Cordon the node at the start of a shutdown; end a cordon of the agent afterwards, or at a start."""
         # None if unknown: after a request without a response, and after a start during a shutdown.
-        cordoned: bool | None = registration.is_cordoned_for_shutdown(node)
+        cordoned: bool | None = registration.has_ending_cordon(node, self._registration)
         if not self._parts.is_shutting_down():
             await self._wait_for_change(_UNCORDON_AFTER_S, shutting_down=False)
-        elif cordoned:
+        if cordoned and self._parts.is_shutting_down():
             cordoned = None
         while not self._ended.is_set() and not await self._is_refused():
             shutting_down, wait_s = self._parts.is_shutting_down(), heartbeat.STATUS_POLL_S
@@ -308,7 +309,7 @@ class NodeSession:
         found = await requests.get_node()
         if found is None or found.metadata.uid != node.metadata.uid:
             return  # deleted or replaced: the status loop ends the session
-        patch = registration.plan_cordon(found) if cordoned else registration.plan_uncordon(found)
+        patch = registration.plan_cordon(found) if cordoned else registration.plan_uncordon(found, self._registration)
         stored = found if patch is None else await requests.patch_node(patch)
         self._reporter.succeeded("cordon")
         if stored.spec.unschedulable is not found.spec.unschedulable:

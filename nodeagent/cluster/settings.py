@@ -6,7 +6,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from nodeagent.cluster.plan.registration import (
     NO_RESERVATION,
@@ -27,6 +27,9 @@ _LABELS_FORM: Final = 'list of NAME=VALUE, such as "example.com/pool=edge,zone=a
 _TAINTS_FORM: Final = 'list of KEY:EFFECT, such as "nodeagent.dev/image-gc-degraded:NoSchedule"'
 _LABEL_PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_PREFIX: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+ALWAYS: Final = "always"
+"""Value of ``register_node`` with which a deleted Node object is created again."""
+_REGISTER_FORM: Final = 'true, false or "always"'
 _MIN_FAILED_S: Final = 60.0
 _MAX_CPU_MILLIS: Final = 10**9
 
@@ -107,6 +110,17 @@ def parse_condition_taints(text: str) -> dict[str, str]:
     return taints
 
 
+def register_mode(value: object) -> object:
+    """Return a valid value of ``register_node``.
+
+    Raises:
+        ValueError: the value is neither a switch nor ``always``.
+    """
+    if isinstance(value, bool) or value == ALWAYS:
+        return value
+    raise ValueError(f"must be {_REGISTER_FORM}")
+
+
 def _cpu_millis(text: str) -> int:
     millis = int(parse_quantity(text) * 1000)
     if millis > _MAX_CPU_MILLIS:
@@ -122,6 +136,7 @@ class KubernetesSettings(Record):
         reservation: resources that pods cannot use.
         max_pods: number of pods that the scheduler may place on the node.
         register_node: whether the agent registers the node if no kubelet manages the node.
+        register_again: whether the agent creates a deleted Node object again.
         watch_pods: whether the pods of this node are watched at the API server.
         publish_conditions: whether the agent's own conditions are applied to the Node object.
         condition_taints: effect of each configured taint that follows a condition of the agent, by key.
@@ -137,6 +152,7 @@ class KubernetesSettings(Record):
     reservation: Reservation = NO_RESERVATION
     max_pods: int = 0
     register_node: bool = False
+    register_again: bool = False
     watch_pods: bool = False
     publish_conditions: bool = False
     condition_taints: Mapping[str, str] = field(default_factory=dict)
@@ -173,10 +189,14 @@ class KubernetesSection(Section):
     """Node object and access to the Kubernetes API server."""
 
     register_node: Annotated[
-        Switch,
+        bool | Literal["always"],
+        Check(register_mode, any_type=True),
+        form(_REGISTER_FORM),
         about(
             "Whether the daemon registers this node and sends its heartbeats. Refused beside a kubelet, and "
-            "suspended in a dry run. The API server must be allowed in the unit (IPAddressAllow)."
+            "suspended in a dry run. A Node object that is deleted meanwhile is created again only by a restart or a "
+            'reload that changes settings; with "always" after 10 s or longer. The API server must be allowed in the '
+            "unit (IPAddressAllow)."
         ),
     ] = False
     watch_pods: Annotated[
@@ -268,7 +288,11 @@ class KubernetesSection(Section):
         about("Id of the machine at its provider (spec.providerID); an existing id is kept."),
     ] = ""
     unschedulable: Annotated[
-        Switch, about("Register the node cordoned, since no kubelet starts the pods that are bound to the node.")
+        Switch,
+        about(
+            "Register the node cordoned, since no kubelet starts the pods that are bound to the node. After a change "
+            "to false the node is uncordoned if the agent cordoned it; the cordon of an operator is kept."
+        ),
     ] = True
     no_kubelet_taint: Annotated[
         Switch, about("Register the node with the taint nodeagent.dev/no-kubelet (NoSchedule and NoExecute).")
@@ -315,7 +339,8 @@ class KubernetesSection(Section):
     def settings(self) -> KubernetesSettings:
         """Return the settings of a valid section."""
         return KubernetesSettings(
-            register_node=self.register_node,
+            register_node=bool(self.register_node),
+            register_again=self.register_node == ALWAYS,
             watch_pods=self.watch_pods,
             publish_conditions=self.publish_conditions,
             condition_taints=parse_condition_taints(self.condition_taints),

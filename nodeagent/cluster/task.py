@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from nodeagent.cluster import NAME
 from nodeagent.cluster.conditions import ConditionsTask, TaintsTask
@@ -33,16 +34,26 @@ if TYPE_CHECKING:
 
 RUNTIME_LOST_S: Final = 30.0
 """Seconds without an answer of the runtime until the node is not ready. Source: kubelet ``runtimeState`` threshold."""
+_LASTING_S: Final = 600.0
+"""Maximum delay in seconds of a registration after a deletion, and the lifetime of an object that resets the delay."""
 
 
 class RegistrationTask:
-    """Runs sessions while registration is enabled, active and not refused."""
+    """Runs sessions while registration is enabled, active and not refused.
+
+    Attributes:
+        again_s: seconds until a deleted Node object is created again, if configured; doubled if the new one is deleted
+            soon.
+    """
+
+    again_s: ClassVar[float] = 10.0
 
     def __init__(self, context: DaemonContext) -> None:
         """Create the task; :meth:`run` imports the client of the API server if a session starts."""
         self._context = context
         self._logger = context.logger.bind(task=NAME)
         self._contested = False
+        self._deletions = 0
         self._ran = False
         self._last = LastFacts()
         self._outbox: EventOutbox | None = None
@@ -125,6 +136,7 @@ class RegistrationTask:
             send_event=lambda node: outbox.send(events, node, reporter),
             announcement=self._context.shutdown_announcement,
         )
+        started_s = self._context.clock.monotonic_s()
         session = NodeSession(
             parts,
             (settings.kubernetes.registration, status_policy(settings)),
@@ -139,13 +151,24 @@ class RegistrationTask:
                 each.close()
         self._contested = end is SessionEnd.CONTESTED
         if end is SessionEnd.DELETED:
-            await self._wait_for_other_settings(settings, stop)
+            lasted_s = self._context.clock.monotonic_s() - started_s
+            self._deletions = 1 if lasted_s > _LASTING_S else self._deletions + 1
+            await self._wait_after_deletion(settings, stop)
 
-    async def _wait_for_other_settings(self, settings: Settings, stop: asyncio.Event) -> None:
-        """Wait for a reload: an operator who deletes a Node object does not expect it to be created again."""
-        while not stop.is_set() and self._context.settings is settings:
-            self._context.loop_statuses.disabled(NAME, "the Node object was deleted")
-            await wait_for_any(ROLE_POLL_S, stop)
+    async def _wait_after_deletion(self, settings: Settings, stop: asyncio.Event) -> None:
+        """Wait for a reload: an operator who deletes a Node object does not expect it to be created again.
+
+        With ``register_node = "always"``, wait for a delay that doubles while each new object is deleted soon.
+        """
+        clock, because = self._context.clock, "the Node object was deleted; a restart or reload registers again"
+        ends_s = math.inf
+        if settings.kubernetes.register_again:
+            delay_s = min(self.again_s * 2.0 ** min(self._deletions - 1, 16), _LASTING_S)
+            because = f"the Node object was deleted; registering again after {delay_s:g} s"
+            ends_s = clock.monotonic_s() + delay_s
+        self._disable(because, "")
+        while not stop.is_set() and self._context.settings is settings and (left_s := ends_s - clock.monotonic_s()) > 0:
+            await wait_for_any(min(left_s, ROLE_POLL_S), stop)
 
 
 @dataclass

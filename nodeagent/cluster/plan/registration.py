@@ -1,8 +1,8 @@
 """Registration of a node without a kubelet, and its cordon for the time of a graceful shutdown.
 
 The agent creates its Node object, adopts an existing one, or refuses: a Node object of another machine, or with a
-heartbeat of another process, is never changed. The cordon of an operator, and that of the registration, are kept: the
-agent ends only a cordon of its own.
+heartbeat of another process, is never changed. The cordon of an operator is kept. The agent ends a cordon of its own:
+that of a shutdown, and that of the registration if the configuration no longer requires it.
 """
 
 from __future__ import annotations
@@ -187,9 +187,13 @@ CORDONED_FOR_SHUTDOWN: Final = "shutdown"
 """Value of the annotation while the agent cordons the node for a shutdown."""
 
 
-def is_cordoned_for_shutdown(found: Node) -> bool:
-    """Return whether a shutdown of the node, an earlier one also, left its cordon."""
-    return found.metadata.annotations.get(CORDONED_ANNOTATION) == CORDONED_FOR_SHUTDOWN
+def has_ending_cordon(found: Node, policy: RegistrationPolicy) -> bool:
+    """Return whether the agent cordoned the node for a shutdown, or at a registration that the policy does not cordon.
+
+    The annotation remains if another program ends the cordon or sets one of its own.
+    """
+    cause = found.metadata.annotations.get(CORDONED_ANNOTATION)
+    return cause == CORDONED_FOR_SHUTDOWN or (cause == CORDONED_BY_REGISTRATION and not policy.unschedulable)
 
 
 def plan_cordon(found: Node) -> Mapping[str, Any] | None:
@@ -202,13 +206,13 @@ def plan_cordon(found: Node) -> Mapping[str, Any] | None:
     return _patch(found, CORDONED_FOR_SHUTDOWN, {"unschedulable": True})
 
 
-def plan_uncordon(found: Node) -> Mapping[str, Any] | None:
-    """Return the patch that ends the cordon of an earlier or cancelled shutdown; ``None`` without such a cordon.
+def plan_uncordon(found: Node, policy: RegistrationPolicy) -> Mapping[str, Any] | None:
+    """Return the patch that ends a cordon of the agent; ``None`` without such a cordon.
 
-    The node was schedulable before the shutdown. If it is registered unschedulable, an operator has uncordoned it. The
-    patch fails with a conflict if the Node object has changed.
+    Before a shutdown with a cordon the node was schedulable. If it is registered unschedulable, an operator has
+    uncordoned it. The patch fails with a conflict if the Node object has changed.
     """
-    if not is_cordoned_for_shutdown(found):
+    if not has_ending_cordon(found, policy):
         return None
     if not found.spec.unschedulable:  # an operator ended it
         return _patch(found, None, {})

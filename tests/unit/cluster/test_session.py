@@ -203,6 +203,19 @@ def test_deleted_object_is_not_created_again() -> None:
     assert cluster.server.objects[NODES] == {}
 
 
+def test_deleted_object_with_a_remaining_lease_is_noticed_at_the_next_failure_of_the_lease() -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        del cluster.server.objects[NODES]["node-1"]
+        cluster.server.faults = [Fault(409)]
+
+    assert cluster.run(60, script) is SessionEnd.DELETED
+    assert cluster.lease_api.sent[-1][0] < 30
+    assert len([each for each in cluster.logged("node_heartbeat_ended") if "deleted" in each["because"]]) == 1
+
+
 @pytest.mark.parametrize("replaced", [False, True])
 def test_lease_deleted_with_its_node_object_is_not_created_again(*, replaced: bool) -> None:
     cluster = Cluster()

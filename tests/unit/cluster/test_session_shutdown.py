@@ -72,6 +72,40 @@ def test_node_that_an_operator_uncordoned_is_schedulable_after_a_cancelled_shutd
     assert not cluster.unschedulable
 
 
+def test_cordon_of_the_registration_is_ended_after_a_change_of_the_configuration() -> None:
+    cluster = Cluster()
+    cluster.run(5)
+    cluster.policy = RegistrationPolicy(unschedulable=False)
+    cluster.run(20)
+    assert not cluster.unschedulable
+    assert CORDONED not in cluster.server.node["metadata"]["annotations"]
+    assert len(cluster.logged("node_uncordoned")) == 1
+
+
+def test_cordon_of_an_operator_is_kept_when_the_configuration_requires_none() -> None:
+    cluster = Cluster(policy=RegistrationPolicy(unschedulable=False))
+    cluster.run(5)
+    cluster.server.node["spec"]["unschedulable"] = True
+    cluster.run(20)
+    assert cluster.unschedulable
+
+
+def test_cordon_of_the_registration_is_kept_during_a_shutdown_that_starts_before_its_end() -> None:
+    cluster = Cluster()
+    cluster.run(5)
+    cluster.policy = RegistrationPolicy(unschedulable=False)
+    reported = []
+
+    async def script() -> None:
+        await asyncio.sleep(5)
+        cluster.shutting_down = True
+        reported.append(await cluster.announcement.wait(2))
+
+    cluster.run(40, script)
+    assert reported == [True]
+    assert cluster.unschedulable
+
+
 def test_cordon_whose_response_is_lost_is_ended_after_the_cancellation() -> None:
     cluster = Cluster(policy=RegistrationPolicy(unschedulable=False))
     seen = []

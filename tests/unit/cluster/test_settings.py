@@ -83,6 +83,23 @@ def test_deletion_of_failed_pods_that_is_too_early_or_without_a_server_is_refuse
         convert(Config, {"kubernetes": section})
 
 
+@pytest.mark.parametrize(
+    ("value", "registers", "again"), [(False, False, False), (True, True, False), ("always", True, True)]
+)
+def test_deleted_node_object_is_created_again_only_if_always_registered(
+    value: bool | str, registers: bool, again: bool
+) -> None:
+    section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "register_node": value}
+    found = convert(Config, {"kubernetes": section}).settings().kubernetes
+    assert (found.register_node, found.register_again) == (registers, again)
+
+
+@pytest.mark.parametrize("value", ["never", "true", 1, None])
+def test_other_registration_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match='must be true, false or "always"'):
+        convert(Config, {"kubernetes": {"kubeconfig": "/etc/nodeagent/kubeconfig", "register_node": value}})
+
+
 def test_taints_of_conditions_are_read() -> None:
     taints = "nodeagent.dev/image-gc-degraded:NoSchedule, nodeagent.dev/container-gc-degraded:PreferNoSchedule"
     section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "publish_conditions": True, "condition_taints": taints}

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from nodeagent.cluster import NAME
 from nodeagent.cluster.plan.node_status import SHUTTING_DOWN
 from nodeagent.cluster.task import RUNTIME_LOST_S, FactsSource, LastFacts, RegistrationTask
@@ -76,7 +78,9 @@ def registering(authority: Authority, url: str, directory: Path, **changes: Any)
 
 
 @asynccontextmanager
-async def running(settings: Settings, double: KubeletDouble | None = None) -> AsyncIterator[Running]:
+async def running(
+    settings: Settings, double: KubeletDouble | None = None, kind: type[RegistrationTask] = RegistrationTask
+) -> AsyncIterator[Running]:
     stream = Stream()
     clock = SystemClock()
     logger = log.configure("json", "info", stream)
@@ -84,7 +88,7 @@ async def running(settings: Settings, double: KubeletDouble | None = None) -> As
     if double is not None:
         context.roles = RoleWatch(double.clock, logger, reader=double)
     stop = asyncio.Event()
-    task = asyncio.create_task(RegistrationTask(context).run(stop))
+    task = asyncio.create_task(kind(context).run(stop))
     try:
         yield Running(context, stream)
     finally:
@@ -175,6 +179,44 @@ async def test_reload_continues_with_the_new_settings(authority: Authority, tmp_
                 while server.node["status"]["capacity"]["pods"] != "7":
                     await asyncio.to_thread(server.received.wait, 1)
                     server.received.clear()
+
+
+class SoonAgain(RegistrationTask):
+    """Registration task that creates a deleted Node object again without a delay."""
+
+    again_s = 0.01
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_deleted_node_object_is_created_again_only_if_configured(
+    authority: Authority, tmp_path: Path, again: bool
+) -> None:
+    server = ApiServer("register_node")
+    with serving_api(server, partial(authority.server_context, "server")) as url:
+        settings = registering(authority, url, tmp_path)
+        settings = replace(settings, kubernetes=replace(settings.kubernetes, register_again=again))
+        async with running(settings, KubeletDouble(), SoonAgain) as made:
+            await made.until("node_registered")
+            async with asyncio.timeout(WITHIN_S):
+                while not server.objects[LEASES]:
+                    await asyncio.to_thread(server.received.wait, 1)
+                    server.received.clear()
+            with server.lock:
+                deleted = server.objects[NODES].pop("node-1")
+                del server.objects[LEASES]["node-1"]
+            made.context.pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "a changed status is reported at once"))
+            found = await made.until("loop_disabled")
+            assert "the Node object was deleted" in found["because"]
+            if not again:
+                statuses = made.context.loop_statuses.all
+                assert [each.reason for each in statuses if each.name == NAME] == [found["because"]]
+            else:
+                async with asyncio.timeout(WITHIN_S):
+                    while "node-1" not in server.objects[NODES]:
+                        await asyncio.to_thread(server.received.wait, 1)
+                        server.received.clear()
+                assert server.node["metadata"]["uid"] != deleted["metadata"]["uid"]
+    assert bool(server.objects[NODES]) is again
 
 
 READ = NodeFacts("node-1", Machine("node-1"), MIDNIGHT, runtime_version="containerd://1", images=())

@@ -1,13 +1,14 @@
-"""Cordon of a registered node for a shutdown: set once, and ended only if the agent set it."""
+"""Cordon of a registered node: set once for a shutdown, and ended only if the agent set it."""
 
 from __future__ import annotations
 
 import pytest
 
-from nodeagent.cluster.plan.registration import is_cordoned_for_shutdown, plan_cordon, plan_uncordon
+from nodeagent.cluster.plan.registration import RegistrationPolicy, has_ending_cordon, plan_cordon, plan_uncordon
 from nodeagent.model.kubernetes import Node, NodeSpec, ObjectMeta
 
 CORDONED = "nodeagent.dev/cordoned"
+SCHEDULABLE = RegistrationPolicy(unschedulable=False)
 
 
 def node(cause: str = "", *, unschedulable: bool = False) -> Node:
@@ -26,20 +27,29 @@ def test_node_that_is_cordoned_already_is_not_changed_by_a_shutdown(cause: str) 
     assert plan_cordon(node(cause, unschedulable=True)) is None
 
 
-def test_cordon_of_a_shutdown_is_ended_with_its_annotation() -> None:
+@pytest.mark.parametrize(
+    ("cause", "policy"),
+    [("shutdown", RegistrationPolicy()), ("shutdown", SCHEDULABLE), ("no-kubelet", SCHEDULABLE)],
+)
+def test_cordon_of_a_shutdown_or_of_a_former_configuration_is_ended_with_its_annotation(
+    cause: str, policy: RegistrationPolicy
+) -> None:
     metadata = {"resourceVersion": "7", "annotations": {CORDONED: None}}
-    found = node("shutdown", unschedulable=True)
-    assert is_cordoned_for_shutdown(found)
-    assert plan_uncordon(found) == {"metadata": metadata, "spec": {"unschedulable": None}}
-
-
-@pytest.mark.parametrize("cause", ["", "no-kubelet"])
-def test_cordon_of_an_operator_or_of_the_registration_is_kept(cause: str) -> None:
     found = node(cause, unschedulable=True)
-    assert not is_cordoned_for_shutdown(found)
-    assert plan_uncordon(found) is None
+    assert has_ending_cordon(found, policy)
+    assert plan_uncordon(found, policy) == {"metadata": metadata, "spec": {"unschedulable": None}}
+
+
+@pytest.mark.parametrize(
+    ("cause", "policy"),
+    [("", RegistrationPolicy()), ("", SCHEDULABLE), ("no-kubelet", RegistrationPolicy()), ("other", SCHEDULABLE)],
+)
+def test_cordon_of_an_operator_or_of_the_configuration_is_kept(cause: str, policy: RegistrationPolicy) -> None:
+    found = node(cause, unschedulable=True)
+    assert not has_ending_cordon(found, policy)
+    assert plan_uncordon(found, policy) is None
 
 
 def test_annotation_of_a_node_that_an_operator_uncordoned_is_removed_alone() -> None:
     metadata = {"resourceVersion": "7", "annotations": {CORDONED: None}}
-    assert plan_uncordon(node("shutdown")) == {"metadata": metadata}
+    assert plan_uncordon(node("shutdown"), RegistrationPolicy()) == {"metadata": metadata}
