@@ -124,14 +124,22 @@ def size(
     return Column(key, Heading(title, right=True), value, show, scope)
 
 
-def count(key: str, title: str, value: Callable[[R], int | None], *, scope: ListScope = ListScope.TABLE) -> Column[R]:
+def count(
+    key: str,
+    title: str,
+    value: Callable[[R], int | None],
+    *,
+    scope: ListScope = ListScope.TABLE,
+    optional: bool = False,
+) -> Column[R]:
     """Return a column of whole numbers; empty for ``None``."""
 
     def show(row: R, _: datetime) -> str:
         number = value(row)
         return "" if number is None else str(number)
 
-    return Column(key, Heading(title, right=True), value, show, scope, lambda row: (show(row, EPOCH),))
+    heading = Heading(title, right=True, optional=optional)
+    return Column(key, heading, value, show, scope, lambda row: (show(row, EPOCH),))
 
 
 def since(
@@ -318,8 +326,8 @@ def _bound(row: ImageDocument) -> str:
     return "\u2264" if str(row.accounting) == "upper-bound" and row.frees_bytes is not None else ""
 
 
-def _verdict(value: Callable[[Any], str]) -> Column[Any]:
-    return text("verdict", "VERDICT", value, values=_verdicts)
+def _verdict(value: Callable[[Any], str], *, optional: bool = False) -> Column[Any]:
+    return text("verdict", "VERDICT", value, values=_verdicts, optional=optional)
 
 
 def _reason(value: Callable[[Any], str]) -> Column[Any]:
@@ -464,10 +472,10 @@ CONTAINERS: Final[ListView[ContainerDocument]] = ListView(
             texts=lambda row: (row.state, row.status.lower()),
             values=_container_states,
         ),
-        count("attempt", "ATTEMPT", lambda row: row.attempt),
+        count("attempt", "ATTEMPT", lambda row: row.attempt, optional=True),
         count("exit-code", "EXIT CODE", lambda row: row.exit_code, scope=ListScope.WIDE),
         since("created", "AGE", lambda row: row.created_at),
-        _verdict(lambda row: str(row.verdict)),
+        _verdict(lambda row: str(row.verdict), optional=True),  # the reason implies it
         _reason(lambda row: str(row.reason.code)),
         text(
             "image",

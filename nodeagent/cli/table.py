@@ -89,8 +89,8 @@ def fitted_lines(headings: Sequence[Heading], rows: Sequence[Row], columns: int,
     """Return the lines of a list on a terminal, with names whole as long as possible; ``rows`` is not empty.
 
     If the table is too wide, columns with the same value in all rows are omitted first, and their values are stated
-    once, below the table; then optional columns. If the names would still lose half of their width, a row is shown in
-    several lines: its whole first name, and the other values below.
+    once, below the table; then optional columns, until the names are whole. If the names would still lose half of their
+    width, a row is shown in several lines: its whole first name, and the other values below.
     """
     omitted: list[str] = []
     for index in reversed(range(len(headings))):
@@ -99,9 +99,12 @@ def fitted_lines(headings: Sequence[Heading], rows: Sequence[Row], columns: int,
         if is_constant and _is_too_wide(headings, rows, columns):
             omitted.insert(0, f"{headings[index].title} {values.pop()}")
             headings, rows = _without(headings, index), [row.without(index) for row in rows]
+    fewer, shorter = headings, rows
     for index in reversed(range(len(headings))):
-        if headings[index].optional and _is_too_wide(headings, rows, columns):
-            headings, rows = _without(headings, index), [row.without(index) for row in rows]
+        if headings[index].optional and not _shows_names(fewer, shorter, columns, whole=True):
+            fewer, shorter = _without(fewer, index), [row.without(index) for row in shorter]
+    if _shows_names(headings, rows, columns) or _shows_names(fewer, shorter, columns, whole=True):
+        headings, rows = fewer, shorter
     if not _shows_names(headings, rows, columns):
         lines = [line for row in rows for line in _stacked(headings, row, columns, headers=headers)]
     else:
@@ -130,16 +133,21 @@ def _widths(headings: Sequence[Heading], rows: Sequence[Row]) -> list[int]:
     ]
 
 
-def _shows_names(headings: Sequence[Heading], rows: Sequence[Row], columns: int) -> bool:
-    """Return whether the names keep half of their width beside the other columns; of a path, of its last component."""
+def _shows_names(headings: Sequence[Heading], rows: Sequence[Row], columns: int, *, whole: bool = False) -> bool:
+    """Return whether the names keep half of their width beside the other columns; of a path, of its last component.
+
+    With ``whole``, whether they keep their full width; of a name that is cut at its end, the minimum width.
+    """
     needed, others = 0, _gaps(headings)
     for index, (each, width) in enumerate(zip(headings, _widths(headings, rows), strict=True)):
-        if each.name:
+        if each.name and whole:
+            needed += min(width, each.at_least) if each.cut is Cut.END else width
+        elif each.name:
             ends = [row.cells[index].rpartition("/")[2] if each.cut is Cut.PATH else row.cells[index] for row in rows]
             needed += max(display_width(escape(end)) for end in ends)
         else:
             others += width if each.cut is None else min(width, max(display_width(each.title), each.at_least))
-    return columns - others >= _READABLE * needed
+    return columns - others >= (needed if whole else _READABLE * needed)
 
 
 def _stacked(headings: Sequence[Heading], row: Row, columns: int, *, headers: bool) -> Iterator[Line]:

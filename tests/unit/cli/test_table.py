@@ -219,10 +219,25 @@ def test_constant_columns_are_omitted_before_a_name_is_cut_and_stated_below() ->
 
 
 def test_times_are_not_omitted_for_equal_values_since_the_next_output_has_others() -> None:
-    headings = [Heading("NAME", cut=Cut.END, name=True), Heading("AGE", is_time=True), Heading("NOTE", optional=True)]
+    headings = [Heading("NAME", cut=Cut.PATH, name=True), Heading("AGE", is_time=True), Heading("NOTE", optional=True)]
     rows = [Row(("n" * 20, "3s", "a" * 9)), Row(("m" * 20, "3s", "b" * 9))]
     assert fitted_lines(headings, rows, 30)[0].text == "NAME                  AGE"
     assert fitted_lines(headings, rows, 40)[0].text.split() == ["NAME", "AGE", "NOTE"]
+
+
+def test_optional_columns_are_omitted_before_the_first_part_of_a_path_is_cut() -> None:
+    pod = Heading("POD", cut=Cut.PATH, name=True, at_least=16)
+    headings = [pod, *(Heading(title, optional=True) for title in ("ATTEMPT", "VERDICT")), Heading("AGE", is_time=True)]
+    rows = [Row(("kube-system/kube-proxy-7xk2p", f"{n}", f"keep{n}", "3s")) for n in range(2)]
+    shown = {
+        columns: [line.text.split() for line in fitted_lines(headings, rows, columns)][:2] for columns in range(80)
+    }
+    name = "kube-system/kube-proxy-7xk2p"
+    assert shown[51] == [["POD", "ATTEMPT", "VERDICT", "AGE"], [name, "0", "keep0", "3s"]]
+    assert shown[50] == [["POD", "ATTEMPT", "AGE"], [name, "0", "3s"]]
+    assert shown[41] == [["POD", "AGE"], [name, "3s"]]
+    assert shown[33] == [["POD", "AGE"], [name, "3s"]]
+    assert shown[32][1][0].endswith("kube-proxy-7xk2p")
 
 
 def test_row_is_stacked_if_its_name_would_lose_half_of_its_width() -> None:
