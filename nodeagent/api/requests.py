@@ -22,21 +22,23 @@ def is_text(value: str) -> bool:
 MOST_PATTERNS: Final = 64
 
 
-def parse_patterns(text: str) -> tuple[str, ...]:
+def parse_patterns(text: str, subject: str = "only") -> tuple[str, ...]:
     """Return the image patterns in the field ``only``, in which commas separate them: no image name has a comma.
+
+    ``subject`` is the name of the field, option or argument in an error.
 
     Raises:
         UsageError: a pattern is empty, or the text has too many patterns, is too long or unprintable.
     """
     if not is_text(text):
-        raise UsageError(f"only: {TEXT_FORM}; nothing was removed")
+        raise UsageError(f"{subject}: {TEXT_FORM}; nothing was removed")
     patterns = tuple(each.strip() for each in text.split(","))
     if "" in patterns:
         raise UsageError(
             "the name of an image is empty; nothing was removed; give a name, an id, a digest or a name with *"
         )
     if len(patterns) > MOST_PATTERNS:
-        raise UsageError(f"only: {len(patterns)} patterns, at most {MOST_PATTERNS}; nothing was removed; use *")
+        raise UsageError(f"{subject}: {len(patterns)} patterns, at most {MOST_PATTERNS}; nothing was removed; use *")
     return patterns
 
 

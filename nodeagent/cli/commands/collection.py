@@ -69,7 +69,7 @@ def gc_images(
     from nodeagent.api.requests import parse_patterns  # noqa: PLC0415
     from nodeagent.cli.gc import collect  # noqa: PLC0415
 
-    collect(request._replace(only=parse_patterns(",".join(only)) if only else ()))
+    collect(request._replace(only=parse_patterns(",".join(only), "--only") if only else ()))
 
 
 @gc_app.command("containers", epilog=EPILOG)
@@ -134,7 +134,7 @@ def rmi(
     from nodeagent.api.requests import parse_patterns  # noqa: PLC0415
     from nodeagent.cli.gc import collect  # noqa: PLC0415
 
-    collect(request._replace(only=parse_patterns(",".join(images)), is_named=True))
+    collect(request._replace(only=parse_patterns(",".join(images), "IMAGE"), is_named=True))
 
 
 @gc_app.command("undo", epilog=EPILOG)

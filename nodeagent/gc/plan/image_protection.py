@@ -474,11 +474,12 @@ def select_images(patterns: Iterable[str], images: Sequence[Image], index: Image
     """Return the ids of the images that a user selects for removal, each by at least one of the patterns.
 
     A label and a pattern with a wildcard match like a protection rule, any other text as in :meth:`ImageIndex.resolve`.
-    Two forms that are in use there match no image here, since a removal needs certainty: a shortened id of several
-    images, and a name with an unknown digest.
+    Some forms that are in use there match no image here, since a removal needs certainty: a shortened id of several
+    images, of less than four digits, or that is the name of another image, and a name with an unknown or shortened
+    digest.
 
     Raises:
-        UsageError: a pattern is invalid, matches no image, or is a shortened id of several images.
+        UsageError: a pattern is invalid, matches no image, or is a shortened id that is not certain.
     """
     selected: set[str] = set()
     for pattern in patterns:
@@ -491,6 +492,10 @@ def select_images(patterns: Iterable[str], images: Sequence[Image], index: Image
     return frozenset(selected)
 
 
+_SHORTEST_ID: Final = 4
+"""Digits of an id below which a removal is refused: a number is a likely mistake, such as a wrong shell variable."""
+
+
 def _selected_by(pattern: str, images: Sequence[Image], index: ImageIndex) -> set[str]:
     if length_from_wildcard(pattern) or pattern.startswith(LABEL_PREFIX):
         try:
@@ -501,11 +506,22 @@ def _selected_by(pattern: str, images: Sequence[Image], index: ImageIndex) -> se
             raise UsageError(f"{pattern}: expressions select no image; nothing was removed; use a name with *")
         first = Matcher.of((rule,)).first
         return {image.id for image in images if first(image) is not None}
-    reference = digest_of(pattern) or pattern
-    named, found = index.resolve_named(reference), index.resolve(reference)
-    if not named and len(found) > 1:
-        raise UsageError(f"{pattern} is the beginning of {len(found)} image ids; nothing was removed; add digits")
-    return {*(named or found)}
+    digest = digest_of(pattern)
+    named = {*index.resolve_named(digest or pattern)}
+    begun = set() if digest or bare_id(pattern) in map(bare_id, named) else index.with_id_prefix(pattern)
+    if not begun or named == begun:
+        return named
+    if named:
+        raise UsageError(
+            f"{pattern} is a name and the beginning of an image id; nothing was removed; add a tag or digits"
+        )
+    if len(begun) > 1:
+        raise UsageError(f"{pattern} is the beginning of {len(begun)} image ids; nothing was removed; add digits")
+    if len(bare_id(pattern)) < _SHORTEST_ID:
+        raise UsageError(
+            f"{pattern} is the beginning of an image id; nothing was removed; give at least {_SHORTEST_ID} digits"
+        )
+    return begun
 
 
 _PINNED = Reason(ReasonCode.PINNED)

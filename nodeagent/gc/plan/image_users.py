@@ -136,7 +136,7 @@ class ImageIndex:
         # A digest contains no slash, most names do: the index by digest is rarely created.
         as_digest = () if "/" in reference else self._by_digest.get(reference)
         named = {*as_digest} or self._named(reference)
-        return named or (self._with_id_prefix(bare) if shortened else set())
+        return named or (self.with_id_prefix(reference) if shortened else set())
 
     def _named(self, reference: str) -> set[str]:
         return {image_id for each in spellings(reference) for image_id in self._by_name.get(each)}
@@ -149,7 +149,9 @@ class ImageIndex:
     def _sorted_ids(self) -> list[str]:
         return sorted(self._by_id)
 
-    def _with_id_prefix(self, prefix: str) -> set[str]:
+    def with_id_prefix(self, prefix: str) -> set[str]:
+        """Return the ids of all listed images that begin with ``prefix``, with or without ``sha256:``."""
+        prefix = bare_id(prefix)
         if not prefix or not _HEX.issuperset(prefix):
             return set()
         start = end = bisect_left(self._sorted_ids, prefix)

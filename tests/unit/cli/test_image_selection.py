@@ -115,7 +115,7 @@ async def test_image_pulled_during_the_confirmation_is_kept(
         ("registry.example/old:v9", "no image on this node matches registry.example/old:v9; nothing was removed"),
         ("registry.example/other*", "no image on this node matches"),
         ("", "the name of an image is empty; nothing was removed"),
-        ("x" * 5000, "only: at most 4096 characters"),
+        ("x" * 5000, "--only: at most 4096 characters"),
     ],
     ids=["name", "wildcard", "empty", "long"],
 )

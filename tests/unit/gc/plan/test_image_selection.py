@@ -38,14 +38,16 @@ if TYPE_CHECKING:
     from nodeagent.model.decision import Plan
     from nodeagent.model.node import NodeSnapshot
 
-HEX_A, HEX_B = "aa11" + "0" * 60, "aa22" + "0" * 60
+HEX_A, HEX_B, HEX_E = "aa11" + "0" * 60, "aa22" + "0" * 60, "cafe" + "0" * 60
 DIGEST, UNKNOWN = "sha256:" + "d" * 64, "sha256:" + "e" * 64
 IMAGES = (
     Image(f"sha256:{HEX_A}", ("docker.io/library/nginx:latest", "r.io/team/web:1"), (f"r.io/team/web@{DIGEST}",)),
     Image(f"sha256:{HEX_B}", ("docker.io/library/nginx:1.27",)),
     Image("bb33" + "0" * 60, ("r.io/team/api:1",)),
+    Image(f"sha256:dd44{'0' * 60}", ("docker.io/library/cafe:1", "docker.io/library/cafe:latest")),
+    Image(f"sha256:{HEX_E}", (f"docker.io/library/{HEX_E}:latest",)),
 )
-A, B, C = (each.id for each in IMAGES)
+A, B, C, D, E = (each.id for each in IMAGES)
 POLICY = GCPolicy(images=ImageGCPolicy(minimum_age_s=0))
 
 
@@ -63,15 +65,17 @@ def plan_for(node: NodeSnapshot, *patterns: str, policy: GCPolicy = POLICY) -> P
         pytest.param("nginx:1.27", {B}, id="short name with tag"),
         pytest.param(A, {A}, id="id"),
         pytest.param(HEX_B, {B}, id="id without algorithm"),
-        pytest.param("aa2", {B}, id="shortened id of one image"),
-        pytest.param("sha256:bb", {C}, id="shortened id with algorithm"),
+        pytest.param("aa22", {B}, id="shortened id of one image"),
+        pytest.param("sha256:bb33", {C}, id="shortened id with algorithm"),
+        pytest.param("cafe:1", {D}, id="name with tag that begins like an id"),
+        pytest.param(HEX_E, {E}, id="id that is a name too"),
         pytest.param(DIGEST, {A}, id="digest"),
         pytest.param(f"r.io/team/web@{DIGEST}", {A}, id="name with digest"),
         pytest.param("r.io/team/*", {A, C}, id="wildcard"),
         pytest.param("nginx:*", {A, B}, id="wildcard for the tag of a short name"),
         pytest.param("*/web", {A}, id="wildcard without a tag selects every tag"),
         pytest.param("r.io/team/?p[hi]:1", {C}, id="other wildcards"),
-        pytest.param("*", {A, B, C}, id="wildcard alone"),
+        pytest.param("*", {A, B, C, D, E}, id="wildcard alone"),
     ],
 )
 def test_pattern_selects_the_images_that_it_names(pattern: str, selected: set[str]) -> None:
@@ -87,6 +91,10 @@ def test_pattern_selects_the_images_that_it_names(pattern: str, selected: set[st
         pytest.param(f"r.io/team/web:1@{UNKNOWN}", "no image on this node", id="name with another digest"),
         pytest.param(UNKNOWN, "no image on this node", id="unknown digest"),
         pytest.param("aa", "aa is the beginning of 2 image ids", id="ambiguous shortened id"),
+        pytest.param("aa2", "aa2 is the beginning of an image id; nothing was removed; give at least 4", id="short id"),
+        pytest.param("cafe", "cafe is a name and the beginning of an image id", id="name and shortened id"),
+        pytest.param("r.io/team/web@sha256:aa11", "no image on this node", id="name with the beginning of an id"),
+        pytest.param("web@aa11", "no image on this node", id="name with the beginning of an id, no algorithm"),
         pytest.param("regex:nginx.*", "expressions select no image", id="expression"),
         pytest.param("sha256:aa*", "not a full digest", id="wildcard in a digest"),
         pytest.param("*" * 300, "300 characters, more than 256", id="wildcard too long"),
