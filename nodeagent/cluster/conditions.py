@@ -61,7 +61,8 @@ class ConditionsTask(SessionTask):
             wait_s = self.poll_s
             try:
                 results = loop_results(self._context)
-                conditions = own_conditions(results, memory.conditions or (), clock.now())
+                shortage = self._context.trend.shortage
+                conditions = own_conditions(results, memory.conditions or (), clock.now(), shortage=shortage)
                 if is_due(memory, conditions, clock.monotonic_s()):
                     if not identified:
                         found = await nodes.get_node()
@@ -70,7 +71,7 @@ class ConditionsTask(SessionTask):
                             raise ApiServerRefusedError(f"no condition is written: {because}", 403)
                         identified, uid = True, found.metadata.uid
                         # written by an earlier run, or by a request without an answer
-                        conditions = own_conditions(results, found.status.conditions, clock.now())
+                        conditions = own_conditions(results, found.status.conditions, clock.now(), shortage=shortage)
                     await nodes.patch_status(conditions_patch(uid, conditions))
                     memory = ConditionMemory(conditions, clock.monotonic_s() + REPORT_S)
                     failures = 0

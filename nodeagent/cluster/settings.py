@@ -209,8 +209,8 @@ class KubernetesSection(Section):
     publish_conditions: Annotated[
         Switch,
         about(
-            "Whether the daemon adds conditions of its own to the Node object, such as "
-            "nodeagent.dev/ImageGCDegraded. Also beside a kubelet, whose conditions are not changed."
+            "Whether the daemon adds conditions of its own to the Node object: nodeagent.dev/ImageGCDegraded, "
+            "ContainerGCDegraded and ShortageExpected. Also beside a kubelet, whose conditions are not changed."
         ),
     ] = False
     condition_taints: Annotated[
@@ -227,7 +227,8 @@ class KubernetesSection(Section):
     publish_events: Annotated[
         Switch,
         about(
-            "Whether the daemon creates Events about pods and the node, for evictions, failed passes and shutdowns. "
+            "Whether the daemon creates Events about pods and the node, for evictions, expected shortages, failed "
+            "passes and shutdowns. "
             "Events about a registered node are created in any case."
         ),
     ] = False

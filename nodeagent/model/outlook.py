@@ -1,11 +1,13 @@
-"""Closed sets of values of the forecasts: the thresholds of a resource, and the kinds of a forecast.
+"""Values of the forecasts: kinds of thresholds and of forecasts, and whether a shortage is expected.
 
-The values are part of the JSON output; existing values never change.
+The values of the closed sets are part of the JSON output; existing values never change.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+from nodeagent.record import Record
 
 
 class ThresholdKind(StrEnum):
@@ -24,3 +26,15 @@ class Outlook(StrEnum):
     REACHED = "reached"
     NO_TREND = "no-trend"
     UNKNOWN = "unknown"
+
+
+class ExpectedShortage(Record):
+    """Whether a shortage of a resource of the node is expected within hours.
+
+    Attributes:
+        is_expected: ``None`` if it is unknown.
+        detail: time and growth of each expected shortage, or the unknown resources, for display; else empty.
+    """
+
+    is_expected: bool | None
+    detail: str = ""

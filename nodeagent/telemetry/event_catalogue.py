@@ -54,6 +54,8 @@ EVENTS: Final[Mapping[str, Event]] = {
     "pass_failed": Event("e1ede8e54a544ad88c72be9a955348a7", "{loop} pass failed[: {error}]"),
     "pass_crashed": Event("908c18c633a94676bce30ab33fffb498", "{loop} pass crashed; this is a bug"),
     "trend_not_recorded": Event("5b1f0c9be8b94cf0a3c6d8a6f1c37f52", "resources of the node not recorded[: {error}]"),
+    "shortage_expected": Event("0d5c1e9d0d8a4b6e9f2a7c41b8e3d65f", "shortage expected: {detail}"),
+    "shortage_not_expected": Event("b7f4a2c86e1d4f03a95d3e7c10b28f94", "no shortage of {resource} expected any longer"),
     "pass_warning": Event("352709c59552472ab95a413d3aae202d", "{warning}"),
     "removal": Event("cb3a7442a8ef4b44bfe7fa43578f0040", "{kind} {name}: {outcome}[; {why}]"),
     "would_remove": Event("e135145d59084d1495642ad74007d78f", "{kind} {name} would be removed[: {why}]"),

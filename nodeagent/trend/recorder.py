@@ -14,6 +14,7 @@ from nodeagent.loops.passes import wait_for_any
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.record import Record
 from nodeagent.telemetry.logging import StateLog, stable
+from nodeagent.trend.documents import outlook_document
 from nodeagent.trend.plan.outlook import ResourceOutlook, TrendPolicy, outlook_of
 from nodeagent.trend.plan.readings import (
     Parts,
@@ -24,6 +25,8 @@ from nodeagent.trend.plan.readings import (
     resource_readings,
 )
 from nodeagent.trend.sample_file import PARTS_EVERY, RecordedLine, SampleFile
+from nodeagent.trend.shortage import expected_shortage, first_shortages, follow_shortages
+from nodeagent.trend.words import shortage_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.plan.policy import ImageGCPolicy
     from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.outlook import ExpectedShortage
     from nodeagent.settings.settings import Settings
 
 EVERY_S: Final = 60.0
@@ -64,11 +68,15 @@ class TrendState:
         images: images of the last pass of image GC; ``None`` before the first.
         outlook: outlook of each resource; empty before the first.
         parts: last amounts by resource and part, with which the fastest growing parts are found.
+        lasting: expected shortages, see ``follow_shortages``.
+        shortage: whether a shortage is expected; ``None`` before the first outlook.
     """
 
     images: ImageReading | None = None
     outlook: tuple[ResourceOutlook, ...] = ()
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    lasting: Mapping[str, float] = field(default_factory=dict)
+    shortage: ExpectedShortage | None = None
 
     def note_images(self, snapshot: NodeSnapshot, policy: ImageGCPolicy, freed_bytes: int, now_s: float) -> None:
         """Keep the sizes of the images of a pass, and what image GC could still free after ``freed_bytes``."""
@@ -187,6 +195,28 @@ class RecorderTask:
         policy = trend_policy(self._agent.settings, layout)
         with suppress(StoreError):  # reported by the next write
             self._state.outlook = await asyncio.to_thread(outlook_of_file, self._file, policy, self._agent.clock.now())
+            self._report_shortages()
+
+    def _report_shortages(self) -> None:
+        """Log the start and the end of expected shortages; the Events of the node are those of the log."""
+        state, logger = self._state, self._states.logger
+        before, shortages = state.lasting, first_shortages(map(outlook_document, state.outlook))
+        state.lasting = follow_shortages(before, shortages, self._clock.monotonic_s())
+        state.shortage = expected_shortage(shortages, state.lasting, shortage_words)
+        for each in shortages:
+            resource, found = each.outlook.resource, each.forecast
+            if resource in state.lasting and resource not in before:
+                logger.warning(
+                    "shortage_expected",
+                    resource=resource,
+                    threshold=found.threshold.value,
+                    earliest_s=found.earliest_s,
+                    expected_s=found.expected_s,
+                    latest_s=found.latest_s,
+                    detail=shortage_words(each),
+                )
+        for resource in sorted(before.keys() - state.lasting.keys()):
+            logger.info("shortage_not_expected", resource=resource)
 
 
 def outlook_of_file(file: SampleFile, policy: TrendPolicy, now: datetime) -> tuple[ResourceOutlook, ...]:

@@ -6,10 +6,10 @@ once the forecasts have not said so for ``ENDED_AFTER_S``, so that a rate at the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.model.outlook import Outlook, ThresholdKind
+from nodeagent.model.outlook import ExpectedShortage, Outlook, ThresholdKind
 
 if TYPE_CHECKING:
     from nodeagent.api.outlook import ForecastDocument, OutlookDocument
@@ -54,6 +54,25 @@ def first_shortages(outlooks: Iterable[OutlookDocument]) -> tuple[FirstThreshold
     """Return the first shortage of each resource with thresholds, the nearest first."""
     found = [first_threshold([each], SHORTAGE) for each in outlooks]
     return tuple(sorted((each for each in found if each is not None), key=_order))
+
+
+def expected_shortage(
+    shortages: Iterable[FirstThreshold], lasting: Collection[str], describe: Callable[[FirstThreshold], str]
+) -> ExpectedShortage | None:
+    """Return whether a shortage is expected; ``None`` without forecasts.
+
+    Args:
+        shortages: first shortage of each resource.
+        lasting: resources whose shortages last, see ``follow_shortages``.
+        describe: returns the words for a shortage.
+    """
+    known = tuple(shortages)
+    if not known:
+        return None
+    near = [each for each in known if each.is_near]
+    unknown = [each for each in known if each.forecast.outlook is Outlook.UNKNOWN]
+    shown = near or unknown or [each for each in known if each.outlook.resource in lasting]
+    return ExpectedShortage(None if unknown and not near else bool(shown), "; ".join(map(describe, shown)))
 
 
 def follow_shortages(

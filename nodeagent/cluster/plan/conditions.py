@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -27,10 +28,17 @@ from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION, TAINT_EFFEC
 from nodeagent.model.clock import not_before
 from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, Node, StatusCondition, Taint
 from nodeagent.record import Record
+from nodeagent.text import escape
+
+if TYPE_CHECKING:
+    from nodeagent.model.outlook import ExpectedShortage
 
 PREFIX: Final = "nodeagent.dev/"
 TYPES: Final = {"images": f"{PREFIX}ImageGCDegraded", "containers": f"{PREFIX}ContainerGCDegraded"}
 """Condition type by loop name; the condition is true if the last pass of the loop failed or missed its target."""
+SHORTAGE_TYPE: Final = f"{PREFIX}ShortageExpected"
+"""Condition that is true while a shortage of a resource is expected, and unknown with too few readings."""
+OWN_TYPES: Final = (*TYPES.values(), SHORTAGE_TYPE)
 REPORT_S: Final = 300.0
 """Heartbeat interval of unchanged conditions in seconds."""
 MAX_MESSAGE: Final = 1024
@@ -73,29 +81,34 @@ class ConditionMemory(Record):
 
 
 def own_conditions(
-    loops: Iterable[LoopResult], before: tuple[StatusCondition, ...], now: datetime
+    loops: Iterable[LoopResult],
+    before: tuple[StatusCondition, ...],
+    now: datetime,
+    *,
+    shortage: ExpectedShortage | None,
 ) -> tuple[StatusCondition, ...]:
-    """Return the conditions of all enabled loops; a loop without a conclusive result keeps its earlier condition.
+    """Return the conditions of all enabled loops and of the outlook.
+
+    A loop without a conclusive result, and the outlook before the first forecast, keep their earlier conditions.
 
     Args:
         loops: last result of each loop.
         before: the conditions written last, or of the Node object, which provide the transition times.
         now: time of the report, aware UTC.
+        shortage: whether a shortage is expected; ``None`` before the first forecast.
     """
-    earlier = {each.type: each for each in before if each.type in TYPES.values()}
+    earlier = {each.type: each for each in before if each.type in OWN_TYPES}
     now = report_time(now, earlier.values())
+    states = [(TYPES[each.name], _of_loop(each)) for each in loops if each.name in TYPES and not each.is_disabled]
+    states.append((SHORTAGE_TYPE, None if shortage is None else _of_shortage(shortage)))
     found = []
-    for loop in sorted(loops, key=lambda each: each.name):
-        condition_type = TYPES.get(loop.name)
-        if condition_type is None or loop.is_disabled:
-            continue
+    for condition_type, state in sorted(states, key=itemgetter(0)):
         known = earlier.get(condition_type)
-        if loop.result in _UNDECIDED:
+        if state is None:
             if known is not None:
                 found.append(msgspec.structs.replace(known, last_heartbeat_time=now))
             continue
-        reason = _REASONS.get(loop.result, "")
-        status = "True" if reason else "False"
+        status, reason, message = state
         changed = known is None or known.status != status or known.last_transition_time is None
         found.append(
             StatusCondition(
@@ -103,11 +116,32 @@ def own_conditions(
                 status=status,
                 last_heartbeat_time=now,
                 last_transition_time=now if changed or known is None else known.last_transition_time,
-                reason=reason or "PassSucceeded",
-                message=(loop.detail[:MAX_MESSAGE] or "the last pass missed its target") if reason else "",
+                reason=reason,
+                message=message[:MAX_MESSAGE],
             )
         )
     return tuple(found)
+
+
+_State = tuple[str, str, str]
+"""Status, reason and message of a condition."""
+
+
+def _of_loop(loop: LoopResult) -> _State | None:
+    """Return the state of a loop; ``None`` without a conclusive result."""
+    if loop.result in _UNDECIDED:
+        return None
+    reason = _REASONS.get(loop.result, "")
+    if not reason:
+        return "False", "PassSucceeded", ""
+    return "True", reason, loop.detail or "the last pass missed its target"
+
+
+def _of_shortage(shortage: ExpectedShortage) -> _State:
+    if shortage.is_expected is None:
+        return "Unknown", "TooFewReadings", escape(shortage.detail)
+    reason = "ShortageExpected" if shortage.is_expected else "NoShortageExpected"
+    return str(shortage.is_expected), reason, escape(shortage.detail)
 
 
 def report_time(now: datetime, before: Iterable[StatusCondition]) -> datetime:
@@ -135,7 +169,7 @@ def conditions_patch(uid: str, conditions: Iterable[StatusCondition]) -> Mapping
 
     The API server refuses the patch if the UID of the Node object is not ``uid``: another object has taken its name.
     """
-    absent = {each: {"type": each, "$patch": "delete"} for each in TYPES.values()}
+    absent = {each: {"type": each, "$patch": "delete"} for each in OWN_TYPES}
     present = {each.type: {"message": "", **msgspec.to_builtins(each)} for each in conditions}
     return {"metadata": {"uid": uid}, "status": {"conditions": list({**absent, **present}.values())}}
 
@@ -241,7 +275,7 @@ def plan_withdrawal(found: Node, *, has_kubelet: bool) -> WithdrawalPlan:
         found: the Node object.
         has_kubelet: whether a kubelet manages this node.
     """
-    conditions = tuple(each.type for each in found.status.conditions if each.type in TYPES.values())
+    conditions = tuple(each.type for each in found.status.conditions if each.type in OWN_TYPES)
     annotations = [each for each in (REGISTERED_ANNOTATION, CORDONED_ANNOTATION) if each in found.metadata.annotations]
     taints = [each for each in found.spec.taints if each.key == NO_KUBELET_TAINT or is_condition_taint(each)]
     name, kept = found.metadata.name, ""

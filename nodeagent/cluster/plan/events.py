@@ -34,6 +34,8 @@ SELECTED: Final[Mapping[str, tuple[str, str]]] = {
     "imagefs_breakdown": ("FreeDiskSpaceFailed", WARNING),
     "oom_kill": ("SystemOOM", WARNING),
     "pass_failed": ("PassFailed", WARNING),
+    "shortage_expected": ("ShortageExpected", WARNING),
+    "shortage_not_expected": ("NoShortageExpected", NORMAL),
     "shutdown_started": ("Shutdown", NORMAL),
     "shutdown_finished": ("ShutdownFinished", NORMAL),
     "shutdown_cancelled": ("ShutdownCancelled", NORMAL),

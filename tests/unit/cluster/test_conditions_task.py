@@ -11,7 +11,9 @@ import pytest
 
 from nodeagent.cluster import CONDITIONS
 from nodeagent.cluster.conditions import ConditionsTask
+from nodeagent.cluster.plan.conditions import SHORTAGE_TYPE
 from nodeagent.model.kubernetes import Machine
+from nodeagent.model.outlook import ExpectedShortage
 from tests.support.api_server import NODES, ApiServer, Fault, serving_api
 from tests.unit.cluster.tasks import context_of, running as run_task, settings_with, until
 
@@ -77,6 +79,27 @@ async def test_own_conditions_are_added_changed_and_removed_and_those_of_the_kub
         (f"{NODES}/node-1/status", "fieldManager=nodeagent", "application/strategic-merge-patch+json")
     }
     assert "token-of-the-agent" not in stream.getvalue()
+
+
+async def test_expected_shortage_is_a_condition_that_changes_and_is_removed(
+    authority: Authority, tmp_path: Path
+) -> None:
+    api = server()
+    with serving_api(api, partial(authority.server_context, "server")) as url:
+        async with running(publishing(authority, url, tmp_path), io.StringIO()) as context:
+            await until(lambda: OWN in conditions(api))
+            assert SHORTAGE_TYPE not in conditions(api), "before the first forecast nothing is stated"
+            for shortage, status in (
+                (ExpectedShortage(None, "nodefs: unknown"), "Unknown"),
+                (ExpectedShortage(True, "nodefs: full in 1h"), "True"),
+                (ExpectedShortage(False), "False"),
+            ):
+                context.trend.shortage = shortage
+                await until(lambda: conditions(api).get(SHORTAGE_TYPE, {}).get("status") == status)  # noqa: B023
+                assert conditions(api)[SHORTAGE_TYPE]["message"] == shortage.detail
+            context.settings = publishing(authority, url, tmp_path, publish_conditions=False)
+            await until(lambda: SHORTAGE_TYPE not in conditions(api))
+    assert api.node["status"]["conditions"] == KUBELET
 
 
 async def test_conditions_of_an_earlier_run_keep_their_transition_and_their_times_do_not_go_back(

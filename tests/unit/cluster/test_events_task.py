@@ -88,6 +88,22 @@ async def test_eviction_is_an_event_about_the_pod_with_the_message_of_the_kubele
     assert node["note"] == "evicted shop/hog in 1.5 s: low"
 
 
+async def test_expected_shortage_is_an_event_about_the_node_and_so_is_its_end(
+    api: ApiServer, settings: Settings
+) -> None:
+    detail = "nodefs: eviction at 90% in 1h to 4h, at 1.00 GiB/h, 80% by shop/\x1b[31m logs"
+    async with running(settings, io.StringIO()) as context:
+        await identified(api)
+        context.logger.warning("shortage_expected", resource="nodefs.available", threshold="hard", detail=detail)
+        context.logger.info("shortage_not_expected", resource="nodefs.available")
+        await until(lambda: len(events_of(api, "Node")) == 2)
+    expected, ended = events_of(api, "Node")
+    assert (expected["reason"], expected["type"]) == ("ShortageExpected", "Warning")
+    assert expected["note"] == f"shortage expected: {detail}".replace("\x1b", r"\x1b")
+    assert (ended["reason"], ended["type"]) == ("NoShortageExpected", "Normal")
+    assert ended["note"] == "no shortage of nodefs.available expected any longer"
+
+
 async def test_repeated_event_is_sent_once_and_counted(api: ApiServer, settings: Settings) -> None:
     async with running(settings, io.StringIO()) as context:
         await identified(api)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent.daemon.context import DaemonContext
@@ -12,9 +14,11 @@ from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.settings.loading import load
+from nodeagent.store.clock_record import ClockReading
 from nodeagent.telemetry import logging as log
+from nodeagent.trend.plan.readings import ResourceReading
 from nodeagent.trend.recorder import EVERY_S, RecorderTask
-from nodeagent.trend.sample_file import FILE_NAME, SampleFile
+from nodeagent.trend.sample_file import FILE_NAME, RecordedLine, SampleFile
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
 
 MIB = 1 << 20
+HOSTILE = "shop/\x1b[31mred"
 
 
 class Node:
@@ -154,3 +159,63 @@ async def test_the_outlook_has_every_resource_with_the_thresholds_of_all_its_sig
     outlook = {each.resource: sorted(one.threshold.name for one in each.forecasts) for each in context.trend.outlook}
     assert outlook["nodefs.available"] == ["collection", "full", "hard", "hard"], "imagefs is on the same filesystem"
     assert outlook["memory.available"] == ["full", "hard"]
+
+
+GROWING = "imagefs.available on /mnt"
+
+
+def fill(node: Node, file: SampleFile, minutes: int, *, from_share: float, per_hour: float) -> float:
+    """Record a filesystem for a time, of whose growth one pod writes all; return the used share at its end."""
+    start, share = node.sim.clock.now(), from_share
+    lines = []
+    for minute in range(minutes):
+        share = from_share + per_hour * minute / 60
+        parts = {f"{HOSTILE} logs": share} if minute % 5 == 0 else {}
+        reading = ResourceReading(GROWING, share, 1.0, None, parts)
+        lines.append(RecordedLine(ClockReading("b", minute * 60.0, start + timedelta(minutes=minute)), (reading,)))
+    file.append(lines)
+    node.sim.advance(minutes * 60.0)
+    return share
+
+
+async def test_an_expected_shortage_is_logged_once_and_its_end_after_an_hour(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with node.task() as (task, context, agent):
+        file = SampleFile(agent.settings.state_directory)
+        share = fill(node, file, 120, from_share=0.2, per_hour=0.2)
+        await node.record(task, 1)
+        expected = context.trend.shortage
+        assert expected is not None
+        assert expected.is_expected
+        assert expected.detail.startswith("imagefs on /mnt: full at 100% in ")
+        assert expected.detail.endswith(f"100% by {HOSTILE} logs")
+        share = fill(node, file, 10, from_share=share, per_hour=0.2)
+        await node.record(task, 5)
+        assert events(node) == ["shortage_expected"]
+        share = fill(node, file, 30, from_share=share, per_hour=0.0)
+        await node.record(task, 5)
+        assert events(node) == ["shortage_expected"]
+        for _ in range(4):
+            share = fill(node, file, 60, from_share=share, per_hour=0.0)
+            await node.record(task, 5)
+        assert events(node) == ["shortage_expected", "shortage_not_expected"]
+        assert context.trend.lasting == {}
+    (line,) = (json.loads(each) for each in node.stream.getvalue().splitlines() if '"shortage_expected"' in each)
+    assert (line["resource"], line["threshold"]) == (GROWING, "full")
+    assert line["earliest_s"] < line["expected_s"] < 4 * 3600
+
+
+def events(node: Node) -> list[str]:
+    found = [json.loads(each)["event"] for each in node.stream.getvalue().splitlines()]
+    return [each for each in found if each.startswith("shortage_")]
+
+
+async def test_too_few_readings_are_unknown_and_no_shortage(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with node.task() as (task, context, _):
+        await node.record(task, 6)
+        shortage = context.trend.shortage
+    assert shortage is not None
+    assert shortage.is_expected is None
+    assert "memory: eviction at " in shortage.detail
+    assert events(node) == []

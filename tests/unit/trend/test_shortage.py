@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, strategies as st
 
+from nodeagent.model.outlook import ExpectedShortage
 from nodeagent.trend.shortage import (
     ENDED_AFTER_S,
     EVICTION,
     NEAR_S,
     SHORTAGE,
+    expected_shortage,
     first_shortages,
     first_threshold,
     follow_shortages,
@@ -114,3 +116,26 @@ def test_a_forecast_that_changes_every_five_minutes_is_one_shortage(near: list[b
         onsets += len(after.keys() - lasting.keys())
         lasting = after
     assert onsets == 1
+
+
+@pytest.mark.parametrize(
+    ("forecasts", "lasting", "is_expected", "detail"),
+    [
+        ([SOON, hard(**UNKNOWN)], [], True, "r0"),
+        ([LATE, hard(**UNKNOWN)], ["r0"], None, "r1"),
+        ([LATE, hard(**NO_TREND)], ["r0"], True, "r0"),
+        ([LATE, hard(**NO_TREND)], [], False, ""),
+        ([SOON, SOON], [], True, "r0; r1"),
+    ],
+    ids=["near beside unknown", "unknown", "lasting", "none", "two"],
+)
+def test_whether_a_shortage_is_expected(
+    forecasts: Sequence[ForecastDocument], lasting: Sequence[str], is_expected: bool | None, detail: str
+) -> None:
+    shortages = first_shortages([outlook(each, resource=f"r{number}") for number, each in enumerate(forecasts)])
+    found = expected_shortage(shortages, lasting, lambda each: each.outlook.resource)
+    assert found == ExpectedShortage(is_expected, detail)
+
+
+def test_without_forecasts_nothing_is_stated() -> None:
+    assert expected_shortage((), (), str) is None

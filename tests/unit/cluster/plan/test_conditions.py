@@ -10,8 +10,10 @@ from hypothesis import given, strategies as st
 
 from nodeagent.cluster.plan.conditions import (
     MAX_MESSAGE,
+    OWN_TYPES,
     PREFIX,
     REPORT_S,
+    SHORTAGE_TYPE,
     TYPES,
     ConditionMemory,
     LoopResult,
@@ -21,6 +23,7 @@ from nodeagent.cluster.plan.conditions import (
 )
 from nodeagent.gc.executor import PassEnd
 from nodeagent.gc.plan.policy import Scope
+from nodeagent.model.outlook import ExpectedShortage
 
 if TYPE_CHECKING:
     from nodeagent.model.kubernetes import StatusCondition
@@ -34,9 +37,12 @@ LOOPS = st.lists(
     unique_by=lambda each: each.name,
 )
 
+SHORTAGES = st.none() | st.builds(ExpectedShortage, st.none() | st.booleans(), st.text())
+
 
 def images(result: str, detail: str = "", at_s: float = 0, before: tuple[StatusCondition, ...] = ()) -> StatusCondition:
-    (found,) = own_conditions([LoopResult("images", result, detail)], before, T0 + timedelta(seconds=at_s))
+    now = T0 + timedelta(seconds=at_s)
+    (found,) = own_conditions([LoopResult("images", result, detail)], before, now, shortage=None)
     return found
 
 
@@ -88,13 +94,35 @@ def test_times_never_go_back_with_a_clock_set_back_and_forward(reports: list[tup
 
 @pytest.mark.parametrize("result", ["", "cancelled"])
 def test_undecided_result_keeps_the_condition_and_makes_none(result: str) -> None:
-    assert own_conditions([LoopResult("images", result)], (), T0) == ()
+    assert own_conditions([LoopResult("images", result)], (), T0, shortage=None) == ()
     assert images(result, before=(images("shortfall"),)).status == "True"
+
+
+@pytest.mark.parametrize(
+    ("shortage", "state"),
+    [
+        (ExpectedShortage(True, "nodefs: full in 1h"), ("True", "ShortageExpected", "nodefs: full in 1h")),
+        (ExpectedShortage(False), ("False", "NoShortageExpected", "")),
+        (ExpectedShortage(None, "nodefs: unknown"), ("Unknown", "TooFewReadings", "nodefs: unknown")),
+        (ExpectedShortage(True, "80% by a/\x1b[31m"), ("True", "ShortageExpected", r"80% by a/\x1b[31m")),
+    ],
+    ids=["expected", "not expected", "unknown", "name of a tenant"],
+)
+def test_condition_of_the_outlook(shortage: ExpectedShortage, state: tuple[str, str, str]) -> None:
+    (found,) = own_conditions([], (), T0, shortage=shortage)
+    assert (found.type, found.status, found.reason, found.message) == (SHORTAGE_TYPE, *state)
+
+
+def test_before_the_first_forecast_the_condition_of_an_earlier_run_is_kept() -> None:
+    earlier = own_conditions([], (), T0, shortage=ExpectedShortage(True, "nodefs"))
+    assert own_conditions([], (), T0, shortage=None) == ()
+    (kept,) = own_conditions([], earlier, T0 + timedelta(seconds=60), shortage=None)
+    assert (kept.status, kept.last_transition_time) == ("True", T0)
 
 
 def test_disabled_and_other_loops_have_no_condition() -> None:
     loops = [LoopResult("images", "failed", is_disabled=True), LoopResult("eviction", "failed")]
-    assert own_conditions(loops, (images("failed"),), T0) == ()
+    assert own_conditions(loops, (images("failed"),), T0, shortage=None) == ()
 
 
 @pytest.mark.parametrize(
@@ -119,18 +147,24 @@ def test_nothing_is_applied_without_conditions_unless_some_have_to_be_removed() 
     assert is_due(ConditionMemory((images("failed"),), 5000), (), 10)
 
 
-@given(LOOPS, LOOPS)
-def test_only_types_of_the_agent_are_written_each_once(before: list[LoopResult], after: list[LoopResult]) -> None:
-    found = own_conditions(after, own_conditions(before, (), T0), T0)
+@given(LOOPS, LOOPS, SHORTAGES, SHORTAGES)
+def test_only_types_of_the_agent_are_written_each_once(
+    before: list[LoopResult],
+    after: list[LoopResult],
+    shortage_before: ExpectedShortage | None,
+    shortage: ExpectedShortage | None,
+) -> None:
+    earlier = own_conditions(before, (), T0, shortage=shortage_before)
+    found = own_conditions(after, earlier, T0, shortage=shortage)
     types = [each.type for each in found]
     assert len(set(types)) == len(types)
-    assert set(types) <= set(TYPES.values())
+    assert set(types) <= set(OWN_TYPES)
     assert all(each.startswith(PREFIX) for each in types)
     assert all(len(each.message) <= MAX_MESSAGE for each in found)
     body = conditions_patch("u-1", found)
     assert set(body["status"]) == {"conditions"}
     assert {each["type"]: each.get("message") for each in body["status"]["conditions"]} == {
-        **dict.fromkeys(TYPES.values()),
+        **dict.fromkeys(OWN_TYPES),
         **{each.type: each.message for each in found},
     }
     assert body["metadata"] == {"uid": "u-1"}

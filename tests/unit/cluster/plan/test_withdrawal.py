@@ -56,9 +56,10 @@ def test_node_without_a_kubelet_keeps_taints_and_cordon() -> None:
 
 
 def test_conditions_of_others_are_not_named() -> None:
-    types = ["Ready", "nodeagent.dev/ImageGCDegraded", "example.com/Other", "nodeagent.dev/Other"]
+    own = ("nodeagent.dev/ImageGCDegraded", "nodeagent.dev/ShortageExpected")
+    types = ["Ready", *own, "example.com/Other", "nodeagent.dev/Other"]
     plan = plan_withdrawal(node(conditions=types), has_kubelet=True)
-    assert (plan.patch, plan.conditions, plan.kept) == (None, ("nodeagent.dev/ImageGCDegraded",), "")
+    assert (plan.patch, plan.conditions, plan.kept) == (None, own, "")
 
 
 @pytest.mark.parametrize("has_kubelet", [True, False])
