@@ -20,8 +20,6 @@ from nodeagent.host.installation import UNIT, below
 from nodeagent.host.systemd import PodSlices
 from nodeagent.model.node import Role
 from nodeagent.settings.loading import load
-from nodeagent.settings.reference import to_toml
-from nodeagent.settings.settings import Config
 from nodeagent.text import escape, escape_lines
 
 _BOOTED: Final = Path("/run/systemd/system")
@@ -49,12 +47,14 @@ def install(prefix: Path, *, enable: bool, root: Path | None, systemd: int | Non
 
     Raises:
         UsageError: the user is not root, or the prefix is a system directory.
-        InstallError: a file that nodeagent did not install exists at an installation path, and nothing was changed;
-            or a step failed, and the preceding steps are not undone.
+        InstallError: a file that nodeagent did not install exists at an installation path, or the unit hides the
+            environment, and nothing was changed; or a step failed, and the preceding steps are not undone.
     """
     top = _check("install", prefix, root)
-    if root is None and prefix.resolve() != Path(sys.prefix).resolve():
-        raise InstallError(f"use {prefix}/bin/nodeagent; without it, run make install, or pip in a new environment")
+    if root is None:
+        if prefix.resolve() != Path(sys.prefix).resolve():
+            raise InstallError(f"use {prefix}/bin/nodeagent; without it, run make install, or pip in a new environment")
+        installation.check_visible(prefix, Path(sys.base_prefix))
     completions = {
         "bash-completion/completions/nodeagent": script("bash"),
         "zsh/site-functions/_nodeagent": script("zsh"),
@@ -70,7 +70,7 @@ def install(prefix: Path, *, enable: bool, root: Path | None, systemd: int | Non
         replace_file(prefix / "bin/nodeagent", installation.launcher(prefix), mode=0o755)
     changes = list(installation.change(new, former.files, top))
     configuration.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    is_new = create_file(configuration, to_toml(Config(dry_run=True), commented=True), mode=0o644)
+    is_new = create_file(configuration, installation.source("config.toml"), mode=0o644)
     changes.append(
         ("new", f"{DEFAULT_PATH} (dry_run = true: nothing is removed)") if is_new else ("kept", str(DEFAULT_PATH))
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.host.installation import launcher
+from nodeagent.settings.loading import load
+from nodeagent.settings.settings import Config
 from tests.support.command import nodeagent
 
 ROOT = Path(__file__).parents[3]
@@ -58,10 +61,13 @@ def test_files_are_placed_at_their_standard_paths(installed: Path) -> None:
     assert (command.read_text(), command.stat().st_mode & 0o777) == (launcher("/opt/nodeagent"), 0o755)
 
 
-def test_first_configuration_is_a_dry_run(installed: Path) -> None:
-    path = installed / "etc/nodeagent/config.toml"
-    assert tomllib.loads(path.read_text()).pop("dry_run") is True
-    assert nodeagent("config", "check", "--config", str(path)).returncode == 0
+def test_first_configuration_is_a_dry_run_with_the_defaults_in_15_lines(installed: Path, tmp_path: Path) -> None:
+    path, uncommented = installed / "etc/nodeagent/config.toml", tmp_path / "config.toml"
+    text = path.read_text()
+    assert len(text.splitlines()) <= 15
+    uncommented.write_text(re.sub(r"^#(?=\w+ = )", "", text, flags=re.MULTILINE))
+    assert tomllib.loads(uncommented.read_text()) != tomllib.loads(text)
+    assert load(path).config == load(uncommented).config == Config(dry_run=True)
 
 
 def test_unit_matches_the_version_of_systemd(tmp_path: Path, installed: Path) -> None:
