@@ -18,12 +18,8 @@ BESIDE := $(if $(CI),$(BIN)/python -m tests.beside $(if $(filter beside,$(NODE))
 # loop devices the tests on containerd could not remove.
 NODE_DISK := $(if $(filter beside,$(NODE)),$(BIN)/python -c 'from tests.support import vm; vm.ensure_disk()' &)
 PYTHON ?= python3
-# Isolated interpreter with the modules of this checkout, since those of an installed version may lack the checks.
-FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: needs Python 3.11 or newer, see PYTHON=");
-FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
-BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.installation import main; main()' "$(CURDIR)"
 
-.PHONY: help demo demo-picture test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-disk-usage campaign-forecast campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall deb rpm sign test-packages test-rpm test-rebuild image test-image format clean
+.PHONY: help demo demo-picture test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-disk-usage campaign-forecast campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall python deb rpm sign release test-release test-python test-packages test-rpm test-rebuild image test-image format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -171,21 +167,17 @@ docs: ## write the configuration reference into its document, and the manual pag
 	$(BIN)/python systemd/manual.py
 
 install uninstall: export PREFIX := $(PREFIX)
+install uninstall: export PYTHON := $(PYTHON)
 
 install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, and a configuration in dry run (ENABLE=1 starts it)
-	@[ "$$(id -u)" = 0 ] || { echo "install: requires root" >&2; exit 1; }
-	@command -v $(PYTHON) >/dev/null || { echo "install: $(PYTHON) not found, requires Python 3.11 or newer with venv (Debian: apt install python3-venv)" >&2; exit 1; }
-	@$(BOOTSTRAP) prepare "$$PREFIX"
-	@echo "nodeagent: installing the locked libraries in $$PREFIX from PyPI" >&2
-	@cd / && umask 022 && $(PYTHON) -I -m venv "$$PREFIX"
-	@cd / && umask 022 && set -- "$$PREFIX/bin/python" -I -m pip install --quiet --disable-pip-version-check --root-user-action=ignore && \
-		"$$@" --require-hashes -r "$(CURDIR)/requirements.lock" && "$$@" --no-deps "$(CURDIR)"
-	@cd / && "$$PREFIX/bin/python" -I -m nodeagent install --prefix "$$PREFIX" $(if $(ENABLE),--enable)
+	@systemd/installation install
 
 uninstall: ## as root: stop the agent and remove it and its unit; keep configuration and state unless PURGE=1
-	@[ "$$(id -u)" = 0 ] || { echo "uninstall: requires root" >&2; exit 1; }
-	@$(BOOTSTRAP) check-installed "$$PREFIX"
-	@cd / && "$$PREFIX/bin/python" -I -m nodeagent uninstall --prefix "$$PREFIX" $(if $(PURGE),--purge)
+	@systemd/installation uninstall
+
+python: ## build wheel, sdist and the offline archive with the libraries of Python 3.11 to 3.13 in dist/, for ARCHITECTURE amd64 or arm64
+	@.ci/setup run
+	ARCHITECTURE=$(ARCHITECTURE) systemd/python/build $(BIN)/python dist
 
 deb: ## build packages for Debian 12 and 13 in dist/, dependencies included, for ARCHITECTURE amd64 or arm64
 	@.ci/setup run
@@ -195,11 +187,19 @@ rpm: ## build an RPM in dist/ with rpmbuild (Debian: rpm), for the Python of PYT
 	@.ci/setup run
 	PYTHON_VERSION=$(PYTHON_VERSION) ARCHITECTURE=$(ARCHITECTURE) systemd/rpm/build $(BIN)/python dist
 
+release: ## as root: all artefacts of ARCHITECTURES (this one; "amd64 arm64") in a new dist/ with SBOMs and SHA256SUMS; signed if KEY is set, see sign
+	rm -rf dist
+	@for each in $(or $(ARCHITECTURES),$(NATIVE)); do $(MAKE) --no-print-directory python deb rpm image ARCHITECTURE=$$each || exit 1; done
+	@$(if $(KEY),systemd/sign dist "$(KEY)",echo "release: not signed, KEY is missing" >&2)
+
 sign: ## sign dist/SHA256SUMS with KEY: the name of a GnuPG key, or a file with a private key (PEM, for openssl)
 	@systemd/sign dist "$(KEY)"
 
 test-packages: ## as root: install, upgrade, remove and purge the packages of dist/ in fresh roots of Debian 12 and 13; ARCHITECTURE=arm64 requires qemu-user-static
 	@for each in dist/nodeagent_*~deb*_$(or $(ARCHITECTURE),$(NATIVE)).deb; do systemd/debian/try "$$each" || exit 1; done
+
+test-python: ## as root: install the agent without a network from the offline archive of dist/, by pip and by uv, in a fresh root of Debian 13
+	systemd/python/try $(BIN)/python dist/nodeagent-*-offline-$$(uname -m).tar.gz
 
 test-rpm: ## as root: build an RPM for the Python of Debian 13, and install, reinstall and erase it with rpm in a fresh root
 	@.ci/setup run
@@ -209,6 +209,10 @@ test-rpm: ## as root: build an RPM for the Python of Debian 13, and install, rei
 test-rebuild: ## as root: build the packages and the RPM in two fresh roots with other paths, users and clocks, and compare them; ARCHITECTURE as for deb
 	@.ci/setup run
 	ARCHITECTURE=$(ARCHITECTURE) systemd/rebuild $(BIN)/python dist deb rpm
+
+test-release: ## as root: the artefacts of release, built twice as by test-rebuild, are identical; ARCHITECTURE as for deb
+	@.ci/setup run image
+	ARCHITECTURE=$(ARCHITECTURE) MIRROR=$(MIRROR) systemd/rebuild $(BIN)/python dist python deb rpm image
 
 image: ## as root: build the container image in dist/ with mmdebstrap and buildah; ARCHITECTURE=arm64 requires qemu-user-static, IMAGE=REFERENCE is its name, MIRROR=URL a Debian mirror
 	@.ci/setup run image

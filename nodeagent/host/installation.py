@@ -39,6 +39,8 @@ _PREFIX: Final = re.compile(
 )
 """Form of a prefix outside of the system's directories. It is written into a unit and a shebang line, which kernels
 before 5.1 limit to 127 bytes."""
+_HIDDEN: Final = ("/home", "/root", "/run/user")
+"""Directories hidden by ``ProtectHome=``. Source: systemd.exec(5)."""
 _OWN: Final = re.compile(r"(?!.*/\.\.?(/|\Z))/(etc|usr)/.*/((_|50-)?nodeagent([-.][^/]*)?|nodeagent/[^/]+)")
 """Form of the paths outside the prefix, of all versions."""
 
@@ -140,6 +142,21 @@ def check_prefix(prefix: Path, top: Path = Path("/")) -> None:
             os.close(open_trusted(present, directory=True))
         except (ConfigError, NotADirectoryError) as error:
             raise InstallError(f"{error}; or use another --prefix; nothing was changed") from error
+
+
+def check_visible(*directories: Path) -> None:
+    """Refuse an environment or an interpreter below home directories, which the unit hides from the daemon.
+
+    Raises:
+        InstallError: a directory is below /home, /root or /run/user, also with links resolved.
+    """
+    for each in directories:
+        hidden = next((home for home in _HIDDEN if each.resolve().is_relative_to(home)), None)
+        if hidden is not None:
+            raise InstallError(
+                f"{each}: the unit hides {hidden} from the daemon; use another directory (uv: UV_TOOL_DIR=/opt) and "
+                "the interpreter of the system (PYTHON=, uv: --no-managed-python); nothing was changed"
+            )
 
 
 def admit(prefix: Path) -> Manifest:
@@ -254,6 +271,7 @@ def prepare(prefix: Path) -> None:
     Raises:
         InstallError: the prefix or another path is occupied by others; nothing was changed.
     """
+    check_visible(prefix, Path(sys.base_prefix))
     former = admit(prefix)
     check_foreign(parts(prefix, systemd_version(), {}), former, Path("/"))
     foreign = environment_files(prefix) - former.environment if former.foreign is None else former.foreign

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +18,7 @@ from nodeagent.host.installation import (
     admit,
     change,
     check_prefix,
+    check_visible,
     environment_files,
     fingerprint,
     installed,
@@ -100,6 +102,30 @@ def test_prefix_that_resolves_into_the_system_is_refused(tmp_path: Path) -> None
     (tmp_path / "opt/link").symlink_to(tmp_path / "usr/lib")
     with pytest.raises(UsageError, match="outside of system directories"):
         check_prefix(Path("/opt/link/x"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("directory", "is_hidden"),
+    [
+        ("/root/.local/share/uv/tools/nodeagent", True),
+        ("/home/a/nodeagent", True),
+        ("/run/user/0/agent", True),
+        ("/opt/nodeagent", False),
+        ("/rooted/x", False),
+        ("/usr", False),
+    ],
+)
+def test_environment_is_refused_below_directories_that_the_unit_hides(directory: str, is_hidden: bool) -> None:
+    unit = (Path(__file__).parents[3] / "systemd/nodeagent.service").read_text()
+    assert "\nProtectHome=tmpfs\n" in unit
+    with pytest.raises(InstallError, match="the unit hides") if is_hidden else nullcontext():
+        check_visible(Path("/usr"), Path(directory))
+
+
+def test_link_to_a_hidden_interpreter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/root/python")
+    with pytest.raises(InstallError, match="the unit hides /root"):
+        check_visible(tmp_path / "link")
 
 
 def test_prefix_that_resolves_outside_the_root_is_refused(tmp_path: Path) -> None:
