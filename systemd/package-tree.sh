@@ -18,14 +18,21 @@ machine_of() {
     esac
 }
 
-# build_wheel DIRECTORY: the agent's own wheel.
+# build_wheel DIRECTORY: the agent's own wheel, in own, from a copy of the sources, in source.
 build_wheel() {
     local source=$1/source
     mkdir "$source"
-    cp -r nodeagent systemd pyproject.toml README.md LICENSE "$source"  # a copy, as setuptools would include stale files of build/
+    # A copy, as setuptools would include stale files of build/.
+    cp -r nodeagent systemd pyproject.toml MANIFEST.in requirements.lock README.md CHANGELOG.md LICENSE "$source"
     find "$source" -depth '(' -name __pycache__ -o -name '*.egg-info' ')' -exec rm -rf {} +
     chmod -R u=rwX,go=rX "$source"
     "${pip[@]}" wheel --no-deps --no-build-isolation --wheel-dir "$1/own" "$source"
+}
+
+# pack ARCHIVE DIRECTORY NAME: a .tar.gz of DIRECTORY/NAME, independent of users and of the clock.
+pack() {
+    set_times "$2/$3"
+    tar -c -C "$2" --format=ustar --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX "$3" | gzip -9n >"$1"
 }
 
 # download_wheels DIRECTORY MACHINE PYTHON_VERSION: the locked wheels; their pip options are then in the array target.
@@ -86,6 +93,5 @@ set_times() {
 
 # write_sums OUTPUT: SHA256SUMS of all artefacts of the directory.
 write_sums() {
-    (cd "$1" && find . -maxdepth 1 -type f '(' -name 'nodeagent[_-]*.deb' -o -name 'nodeagent-*.rpm' -o -name '*.cdx.json' -o \
-        -name '*.oci.tar' ')' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum -- >SHA256SUMS)
+    (cd "$1" && find . -maxdepth 1 -type f -name 'nodeagent[_-]*' -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum -- >SHA256SUMS)
 }

@@ -74,7 +74,7 @@ def debian_component(path: Path) -> Component:
 def component(path: Path, name: str, purl: PackageURL) -> Component:
     """Return the component of a file with its hash."""
     digest = HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(path.read_bytes()).hexdigest())
-    return Component(name=name, version=purl.version, purl=purl, bom_ref=str(purl), hashes=[digest])
+    return Component(name=name, version=purl.version, purl=purl, bom_ref=path.name, hashes=[digest])
 
 
 def document(wheels: list[Path], packages: list[Path], machine: str) -> str:
