@@ -3,7 +3,7 @@
 
 # own_files DIRECTORY: a pattern of the names of the agent's files, relative to the directory.
 own_files() {
-    document='(api-pods|boot|evictions|holds|mode|pause|shutdown)\.json|last-settings\.toml|plan\.key'
+    document='api-client(-next)?\.pem|(api-client-request|api-pods|boot|evictions|holds|mode|pause|shutdown)\.json|last-settings\.toml|plan\.key'
     case $1 in
     /etc/nodeagent) printf %s 'config\.toml|config\.d/[^./][^/]*\.toml' ;;
     /var/lib/nodeagent)

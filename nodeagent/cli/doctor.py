@@ -16,8 +16,10 @@ from nodeagent.cli.display import Line, standard_output, warn
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.reading import load_settings, run_async, run_with_agent
 from nodeagent.cli.table import Heading, Table
+from nodeagent.cluster.plan.client_certificate import renewal_at
 from nodeagent.cluster.plan.rules import SETTINGS
 from nodeagent.cluster.plan.workloads import IN_CLUSTER
+from nodeagent.cluster.settings import CLIENT_CERTIFICATE_FILE
 from nodeagent.config.files import UNTRUSTED
 from nodeagent.daemon import control_documents as diagnostics
 from nodeagent.daemon.documents import Status
@@ -53,7 +55,7 @@ from nodeagent.host.node import node_name
 from nodeagent.host.server_certificate import read_certificate, server_context
 from nodeagent.host.sockets import group_number
 from nodeagent.host.systemd import read_stop_timeout_us
-from nodeagent.kube.api_credentials import expiry
+from nodeagent.kube.certificate import expiry
 from nodeagent.model.node import Certainty, ContainerdConfig, NodeSnapshot, Role
 from nodeagent.model.outlook import Outlook
 from nodeagent.model.pressure import MemorySource, Signal
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from nodeagent.api.outlook import OutlookDocument
     from nodeagent.gc.agent import Agent
     from nodeagent.host.dbus import LogindFacts
+    from nodeagent.model.kubernetes import ApiAccess
     from nodeagent.model.node import RuntimeInfo
     from nodeagent.model.pressure import NodeFilesystem
     from nodeagent.model.runtime import Image
@@ -95,11 +98,17 @@ def cluster_findings(settings: Settings) -> Iterator[node.Finding]:
     if not used:
         yield node.Finding.skipped(node.API_CHECK, f"no setting uses the API server: {', '.join(SETTINGS)}")
         return
+    if access.bootstrap_token_file is not None:
+        finding = _certificate_finding(settings, access, name)
+        yield finding
+        if finding.verdict is node.Grade.PROBLEM:
+            yield node.Finding.skipped(node.API_CHECK, "no usable client certificate")
+            return
     facts = run_async(read_api_access(access, name, used))
     yield node.check_api_access(
         facts.error,
         facts.missing,
-        facts.expires_at,
+        None if access.bootstrap_token_file else facts.expires_at,
         foreign=facts.foreign,
         has_node=facts.has_node,
         now=SystemClock().now(),
@@ -108,6 +117,26 @@ def cluster_findings(settings: Settings) -> Iterator[node.Finding]:
     )
     if settings.kubernetes.watch_pods and not facts.error:
         yield node.check_pod_access(*run_async(read_pod_access(access, name)))
+
+
+def _certificate_finding(settings: Settings, access: ApiAccess, name: str) -> node.Finding:
+    """Return the finding on the client certificate that the daemon requests and renews."""
+    from nodeagent.cluster.client_certificate import ClientFiles, jitter_of, read_usable  # noqa: PLC0415 - as above
+
+    files = ClientFiles(access.certificate_file or Path(CLIENT_CERTIFICATE_FILE))
+    try:
+        pem, request = files.read_pem(), files.read_request()
+    except OSError as error:
+        return node.Finding.skipped(node.CERTIFICATE_CHECK, f"{error.filename}: {error.strerror}; run as root")
+    found, problem = read_usable(pem, name, SystemClock())
+    return node.check_client_certificate(
+        found,
+        problem,
+        request,
+        node=name,
+        renewal_at=None if pem is None or found is None else renewal_at(found, jitter_of(pem)),
+        dry_run=settings.dry_run,
+    )
 
 
 UNIT: Final = "nodeagent.service"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from nodeagent import __version__
 from nodeagent.cluster.plan import workloads
-from nodeagent.cluster.plan.rules import SETTINGS, role_documents, rules_for
+from nodeagent.cluster.plan.rules import SETTINGS, STATE, role_documents, rules_for
 from nodeagent.cluster.settings import KubernetesSection
 from nodeagent.config.validation import InvalidDocumentError, convert
 from nodeagent.errors import UsageError
@@ -82,7 +83,7 @@ def _check(workload: workloads.Workload) -> None:
         section = convert(KubernetesSection, workload.kubernetes and {**workload.kubernetes, **workloads.IN_CLUSTER})
     except InvalidDocumentError as error:
         raise UsageError(f"{error.faults[0].cause}; see --api") from error
-    in_force = section.settings()
+    in_force = section.settings(Path(STATE))
     for name in workload.kubernetes:
         if not getattr(in_force, name):  # would grant permissions that are not used
             raise UsageError(f"--{name.replace('_', '-')}: the value disables the setting")

@@ -8,6 +8,8 @@ for the API server.
 from typing import Final
 
 NAME: Final = "kubernetes"
+CLIENT_CERTIFICATE: Final = "client-certificate"
+"""Name of the task that requests and renews the client certificate."""
 POD_WATCH: Final = "pod-watch"
 CONDITIONS: Final = "node-conditions"
 TAINTS: Final = "node-taints"

@@ -30,6 +30,7 @@ _LABEL_PREFIX: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.
 ALWAYS: Final = "always"
 """Value of ``register_node`` with which a deleted Node object is created again."""
 _REGISTER_FORM: Final = 'true, false or "always"'
+CLIENT_CERTIFICATE_FILE: Final = "api-client.pem"
 _MIN_FAILED_S: Final = 60.0
 _MAX_CPU_MILLIS: Final = 10**9
 
@@ -277,6 +278,13 @@ class KubernetesSection(Section):
     key_file: Annotated[
         OptionalPath, about("File with the key of the client certificate. Empty: in certificate_file.")
     ] = ""
+    bootstrap_token_file: Annotated[
+        OptionalPath,
+        about(
+            "File with a bootstrap token, with which the daemon requests a client certificate for the node and then "
+            "renews it. Requires server; excludes token_file and certificate_file. In a dry run nothing is requested."
+        ),
+    ] = ""
     labels: Annotated[
         str,
         Check(parse_labels),
@@ -333,12 +341,12 @@ class KubernetesSection(Section):
         if 0 < parse_duration_s(self.delete_failed_after) < _MIN_FAILED_S:
             raise ValueError(f"delete_failed_after = {self.delete_failed_after!r}: must be 0 or at least 1m")
         try:
-            self._access()
+            self._access(Path("/"))
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
-    def settings(self) -> KubernetesSettings:
-        """Return the settings of a valid section."""
+    def settings(self, state_directory: Path) -> KubernetesSettings:
+        """Return the settings of a valid section; a requested client certificate is stored in ``state_directory``."""
         return KubernetesSettings(
             register_node=bool(self.register_node),
             register_again=self.register_node == ALWAYS,
@@ -349,7 +357,7 @@ class KubernetesSection(Section):
             evict_pods=self.evict_pods,
             override_disruption_budgets=self.override_disruption_budgets,
             delete_failed_after_s=parse_duration_s(self.delete_failed_after),
-            access=self._access(),
+            access=self._access(state_directory),
             registration=RegistrationPolicy(
                 labels=parse_labels(self.labels),
                 provider_id=self.provider_id,
@@ -361,7 +369,7 @@ class KubernetesSection(Section):
             max_pods=self.max_pods,
         )
 
-    def _access(self) -> ApiAccess | None:
+    def _access(self, state_directory: Path) -> ApiAccess | None:
         """Return the access to the API server; ``None`` without kubeconfig and server.
 
         Raises:
@@ -369,7 +377,7 @@ class KubernetesSection(Section):
         """
         files = (self.ca_file, self.token_file, self.certificate_file, self.key_file)
         if not self.kubeconfig and not self.server:
-            if any(files):
+            if any(files) or self.bootstrap_token_file:
                 raise ConfigError("credentials without server: set server, or kubeconfig alone")
             for name in ("register_node", "watch_pods", "publish_conditions", "publish_events", "evict_pods"):
                 if getattr(self, name):
@@ -378,6 +386,10 @@ class KubernetesSection(Section):
                 raise ConfigError("delete_failed_after requires kubeconfig or server")
             return None
         ca_file, token_file, certificate_file, key_file = (Path(each) if each else None for each in files)
+        if self.bootstrap_token_file:
+            if self.kubeconfig or token_file or certificate_file or key_file:
+                raise ConfigError("bootstrap_token_file excludes kubeconfig, token_file and certificate_file")
+            certificate_file = state_directory / CLIENT_CERTIFICATE_FILE
         return ApiAccess(
             kubeconfig=Path(self.kubeconfig) if self.kubeconfig else None,
             url=self.server,
@@ -385,4 +397,5 @@ class KubernetesSection(Section):
             token_file=token_file,
             certificate_file=certificate_file,
             key_file=key_file,
+            bootstrap_token_file=Path(self.bootstrap_token_file) if self.bootstrap_token_file else None,
         )

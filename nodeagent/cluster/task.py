@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from nodeagent.cluster import NAME
+from nodeagent.cluster.client_certificate import ClientCertificateTask
 from nodeagent.cluster.conditions import ConditionsTask, TaintsTask
 from nodeagent.cluster.events import EventOutbox, EventsTask
 from nodeagent.cluster.failed_pods import FailedPodsTask
@@ -222,6 +223,7 @@ class FactsSource(Record):
 def kubernetes_tasks(context: DaemonContext) -> tuple[DaemonTask, ...]:
     """Return the tasks; each is idle until it is configured."""
     return (
+        ClientCertificateTask(context),
         RegistrationTask(context),
         PodWatchTask(context),
         ConditionsTask(context),

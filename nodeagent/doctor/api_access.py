@@ -14,7 +14,8 @@ from nodeagent.cluster.plan.rules import access_reviews
 from nodeagent.doctor.plan.node import TAINT_RULE
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.kube.api_client import ApiClient, ApiRequest, NodeApi
-from nodeagent.kube.api_credentials import ApiCredentials, expiry
+from nodeagent.kube.api_credentials import ApiCredentials
+from nodeagent.kube.certificate import expiry
 from nodeagent.pods.pod_api import PodApi
 from nodeagent.record import Record
 

@@ -212,11 +212,11 @@ def tls_context(identity: ApiIdentity) -> ssl.SSLContext:
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.set_alpn_protocols(["http/1.1"])
     if identity.certificate:
-        _load_certificate(context, identity)
+        load_certificate(context, identity)
     return context
 
 
-def _load_certificate(context: ssl.SSLContext, identity: ApiIdentity) -> None:
+def load_certificate(context: ssl.SSLContext, identity: ApiIdentity) -> None:
     """Load the client certificate and key from a memfd, since OpenSSL reads only files and the key must not reach disk.
 
     Raises:

@@ -169,6 +169,20 @@ class Lease(ApiObject, frozen=True):
     spec: LeaseSpec = LeaseSpec()
 
 
+class Certificate(Record):
+    """Facts of an X.509 certificate.
+
+    Attributes:
+        subject: attributes of the subject, such as ``CN=system:node:NAME``.
+        not_before: start of validity, aware UTC.
+        not_after: end of validity, aware UTC.
+    """
+
+    subject: tuple[str, ...]
+    not_before: datetime
+    not_after: datetime
+
+
 class Machine(Record):
     """Identity and resources of the machine; an unreadable text is empty, an unreadable number ``None``.
 
@@ -237,6 +251,8 @@ class ApiAccess(Record):
         token_file: file with the bearer token, such as a service account token; read again when the file changes.
         certificate_file: client certificate in PEM form, with or without its key.
         key_file: key of the client certificate; ``None`` if the certificate file contains the key.
+        bootstrap_token_file: file with the bootstrap token, with which the agent requests the certificate in
+            ``certificate_file``; ``None`` for other credentials.
         timeout_s: seconds within which the complete answer must arrive.
         max_bytes: maximum size of an answer's body.
     """
@@ -247,6 +263,7 @@ class ApiAccess(Record):
     token_file: Path | None = None
     certificate_file: Path | None = None
     key_file: Path | None = None
+    bootstrap_token_file: Path | None = None
     timeout_s: float = 10.0
     max_bytes: int = 8 << 20
 

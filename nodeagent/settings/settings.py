@@ -488,7 +488,7 @@ class Config(Section):
 
     def settings(self) -> Settings:
         """Return the settings of a valid configuration."""
-        kubernetes = self.kubernetes.settings()
+        kubernetes = self.kubernetes.settings(Path(self.state.directory))
         runtime, images, containers = self.runtime, self.image_gc, self.container_gc
         return Settings(
             role=None if self.role == "auto" else Role(self.role),

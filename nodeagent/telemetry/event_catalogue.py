@@ -244,6 +244,12 @@ EVENTS: Final[Mapping[str, Event]] = {
     "node_not_registered": Event(
         "cbaf754fe9704f3ebd3dd8f556a9f931", "node {node} not registered ({verdict})[: {because}]"
     ),
+    "client_certificate_requested": Event(
+        "fc0797019df44ad7983896222cba5281", "client certificate of the node requested[: {request}]"
+    ),
+    "client_certificate_changed": Event(
+        "2585eef1a59c411ab56fc6ea1695b623", "new client certificate of the node in use[: {request}]"
+    ),
     "node_cordoned": Event("6f8d06621c28401d93f46bb1d681f1c5", "node {node} cordoned for its shutdown"),
     "node_uncordoned": Event("096efd1a20b9401989c14f3e94852e0f", "node {node} uncordoned: no cordon of the agent is required"),
     "node_tainted": Event("a72fd565740d407e88f720dc06ac67e4", "node tainted[: {taints}]"),

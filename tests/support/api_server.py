@@ -26,11 +26,12 @@ NODES = "/api/v1/nodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 EVENT_NAMESPACE = re.compile(r"^/apis/events\.k8s\.io/v1/namespaces/[a-z0-9-]+/events$")
+CSRS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 PODS = "/api/v1/pods"
 NAMESPACES = "/api/v1/namespaces"
 TOKEN = "token-of-the-agent"
-_KINDS = {NODES: "nodes", LEASES: "leases", EVENTS: "events", PODS: "pods"}
+_KINDS = {NODES: "nodes", LEASES: "leases", EVENTS: "events", PODS: "pods", CSRS: "certificatesigningrequests"}
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _TARGET = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/v1/(?:namespaces/(?P<namespace>[^/]+)/)?"
@@ -78,18 +79,20 @@ class ApiServer:
             account.
         settings: settings whose printed RBAC rules limit the client; ``None`` for a client without limits.
         token: accepted bearer token; a client certificate is accepted too.
+        bootstrap_token: bearer token that is accepted for certificate requests only; empty for none.
         pods: pods of the node.
         bookmark_s: seconds without a change after which a watch sends a bookmark.
     """
 
     def __init__(self, *settings: str) -> None:
         self.settings = settings or None
-        self.objects: dict[str, dict[str, dict[str, Any]]] = {NODES: {}, LEASES: {}, EVENTS: {}}
+        self.objects: dict[str, dict[str, dict[str, Any]]] = {NODES: {}, LEASES: {}, EVENTS: {}, CSRS: {}}
         self.requests: list[Received] = []
         self.faults: list[Fault] = []
         self.denied: set[tuple[str, str]] = set()
         self.node_identity = False
         self.token = TOKEN
+        self.bootstrap_token = ""
         self.pods = Pods()
         self.bookmark_s = 0.05
         self.stopped = threading.Event()
@@ -147,7 +150,8 @@ class ApiServer:
         """Return the refusal of a request that its identity may not send; ``None`` if it is allowed."""
         if not collection:
             return _status(404, "NotFound", "the server could not find the requested resource")
-        if request.token != self.token and not request.subject:
+        is_bootstrap = bool(self.bootstrap_token) and request.token == self.bootstrap_token
+        if not (is_bootstrap and collection == CSRS) and request.token != self.token and not request.subject:
             return _status(401, "Unauthorized", "Unauthorized")
         resource = _KINDS[collection] + (f"/{sub}" if sub else "")
         if (request.method, resource) not in self.denied:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.cluster.plan.client_certificate import MAX_NODE_NAME, TOKEN_REJECTED, RequestState
 from nodeagent.eviction.plan.memory_model import (
     describe_estimates,
     estimate_memory,
@@ -21,11 +22,14 @@ from nodeagent.model.pressure import NEARLY_FULL_PERCENT, MemoryCounters, NodeMe
 from nodeagent.model.runtime import ReferenceKind
 from nodeagent.record import Record
 from nodeagent.shutdown.plan.planner import STOP_HOOK_RESERVE_S
+from nodeagent.text import escape
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
+    from nodeagent.cluster.plan.client_certificate import CertificateRequest
     from nodeagent.doctor.plan.triggers import TriggerRow
     from nodeagent.eviction.plan.thresholds import Threshold
+    from nodeagent.model.kubernetes import Certificate
     from nodeagent.model.pressure import NodeFilesystem
     from nodeagent.model.runtime import HeldContent, ObservationGap
     from nodeagent.shutdown.plan.planner import ShutdownBudget
@@ -683,6 +687,68 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
     if has_node and foreign:
         return Finding.problem(API_CHECK, state, _fix(foreign))
     return Finding.ok(API_CHECK, state)
+
+
+CERTIFICATE_CHECK: Final = "kubernetes-certificate"
+_STATES: Final = {
+    RequestState.UNSENT: "not sent",
+    RequestState.PENDING: "pending",
+    RequestState.DENIED: "denied",
+    RequestState.FAILED: "failed",
+    RequestState.REFUSED: "certificate refused by the agent",
+    RequestState.UNPROVEN: "certificate issued, no request with it has succeeded",
+}
+
+
+def check_client_certificate(  # noqa: PLR0913 - one argument for each fact of a reading
+    found: Certificate | None,
+    problem: str,
+    request: CertificateRequest | None,
+    *,
+    node: str,
+    renewal_at: datetime | None,
+    dry_run: bool,
+) -> Finding:
+    """Return the finding on the client certificate that the agent requests and renews.
+
+    Args:
+        found: the certificate in use; ``None`` without one.
+        problem: reason why the certificate is not usable; empty if it is, or without one.
+        request: the request in progress; ``None`` without one.
+        node: name of the Node object.
+        renewal_at: time from which the certificate is renewed; ``None`` without one.
+        dry_run: whether no request is sent.
+    """
+    progress, fix = _progress(request, node, dry_run=dry_run)
+    if found is None or problem:
+        return Finding.problem(CERTIFICATE_CHECK, f"{problem or 'no client certificate'}; {progress}", fix)
+    until = f"valid until {found.not_after:%Y-%m-%d %H:%M} UTC"
+    if request is None:
+        start = "" if renewal_at is None else f", renewed from {renewal_at:%Y-%m-%d %H:%M} UTC"
+        return Finding.ok(CERTIFICATE_CHECK, f"{until}{start}")
+    return Finding.warning(CERTIFICATE_CHECK, f"{until}; renewal: {progress}", fix)
+
+
+def _progress(request: CertificateRequest | None, node: str, *, dry_run: bool) -> tuple[str, str]:
+    """Return the state of a request and its fix, for display."""
+    if request is None:
+        if dry_run:
+            return "none is requested: dry_run = true", "set dry_run = false, or configure other credentials"
+        if len(node) > MAX_NODE_NAME:
+            return f"none is requested: node name longer than {MAX_NODE_NAME} characters", "set kubelet.node_name"
+        return "none is requested", "systemctl start nodeagent; journalctl -u nodeagent"
+    detail = f": {escape(request.detail)}" if request.detail else ""
+    text = f"request {request.name} of {request.requested_at:%Y-%m-%d %H:%M} UTC {_STATES[request.state]}{detail}"
+    fix = _fix(request.detail)
+    if TOKEN_REJECTED in request.detail:
+        fix = "write a valid token to kubernetes.bootstrap_token_file: kubeadm token create"
+    elif "HTTP 403" in request.detail:
+        fix = "bind the ClusterRole system:node-bootstrapper to the group of the token"
+    elif request.state is RequestState.PENDING and not request.detail:
+        fix = f"kubectl describe csr {request.name}; kubectl certificate approve {request.name}"
+    elif request.state in (RequestState.DENIED, RequestState.FAILED, RequestState.REFUSED):
+        fix = f"correct the approver or signer; for a new request: kubectl delete csr {request.name}"
+    return text, fix
 
 
 def check_pod_access(pods: int, problem: str) -> Finding:

@@ -52,6 +52,28 @@ def test_setting_of_evictions_without_the_one_that_it_requires_is_refused(sectio
         convert(Config, {"kubernetes": {"server": "https://192.0.2.1:6443", **section}})
 
 
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({}, "credentials without server"),
+        ({"kubeconfig": "/k"}, "bootstrap_token_file excludes kubeconfig, token_file and certificate_file"),
+        ({"server": "https://192.0.2.1", "token_file": "/t"}, "bootstrap_token_file excludes"),
+        ({"server": "https://192.0.2.1", "certificate_file": "/c"}, "bootstrap_token_file excludes"),
+        ({"server": "https://192.0.2.1", "key_file": "/k"}, "bootstrap_token_file excludes"),
+    ],
+)
+def test_bootstrap_token_with_other_credentials_is_refused(section: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        convert(Config, {"kubernetes": {"bootstrap_token_file": "/t", **section}})
+
+
+def test_requested_certificate_is_in_the_state_directory() -> None:
+    section = {"server": "https://192.0.2.1", "bootstrap_token_file": "/t"}
+    access = convert(Config, {"kubernetes": section, "state": {"directory": "/s"}}).settings().kubernetes.access
+    assert access is not None
+    assert str(access.certificate_file) == "/s/api-client.pem"
+
+
 @pytest.mark.parametrize(("evict_pods", "off"), [(False, True), (True, False)])
 def test_eviction_beside_a_kubelet_is_enabled_through_the_api_server_only(evict_pods: bool, off: bool) -> None:
     section = {"kubeconfig": "/etc/nodeagent/kubeconfig", "watch_pods": True, "evict_pods": evict_pods}

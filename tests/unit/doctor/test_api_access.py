@@ -17,7 +17,7 @@ from nodeagent.cli.doctor import cluster_findings
 from nodeagent.cluster.plan.rules import RULES, SETTINGS, access_reviews, role_documents, rules_for
 from nodeagent.doctor.api_access import read_api_access, read_pod_access
 from nodeagent.doctor.plan.node import Finding, Grade, check_api_access, check_pod_access
-from nodeagent.kube.api_credentials import expiry
+from nodeagent.kube.certificate import expiry
 from nodeagent.model.kubernetes import ApiAccess, Machine
 from nodeagent.settings.loading import load
 from tests.support.api_pods import pod

@@ -26,6 +26,8 @@ OWN = (
     "var/lib/nodeagent/daemon.lock",
     *("var/lib/nodeagent/last-settings.toml", "var/lib/nodeagent/.last-settings.toml-a1_b2c3d"),
     *("var/lib/nodeagent/api-pods.json", "var/lib/nodeagent/.api-pods.json-a1_b2c3d"),
+    *("var/lib/nodeagent/api-client.pem", "var/lib/nodeagent/api-client-next.pem"),
+    *("var/lib/nodeagent/.api-client-next.pem-a1_b2c3d", "var/lib/nodeagent/api-client-request.json"),
     *("run/nodeagent/shutdown.json", "run/nodeagent/.shutdown.json-a1_b2c3d", "run/nodeagent/shutdown.lock"),
 )
 FOREIGN = (
