@@ -251,7 +251,9 @@ EVENTS: Final[Mapping[str, Event]] = {
         "2585eef1a59c411ab56fc6ea1695b623", "new client certificate of the node in use[: {request}]"
     ),
     "node_cordoned": Event("6f8d06621c28401d93f46bb1d681f1c5", "node {node} cordoned for its shutdown"),
-    "node_uncordoned": Event("096efd1a20b9401989c14f3e94852e0f", "node {node} uncordoned: no cordon of the agent is required"),
+    "node_uncordoned": Event(
+        "096efd1a20b9401989c14f3e94852e0f", "node {node} uncordoned: no cordon of the agent is required"
+    ),
     "node_tainted": Event("a72fd565740d407e88f720dc06ac67e4", "node tainted[: {taints}]"),
     "node_untainted": Event("2bbb7b0492124d298a2d13f0c97c5b9d", "taints of the node removed[: {taints}]"),
     "shutdown_not_announced": Event(
