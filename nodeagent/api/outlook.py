@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from nodeagent.api.common import Number, Part
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from nodeagent.api.common import Part
 from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.record import Time
+
+_MOST: Final = 1 << 62
+Amount = Annotated[int, Meta(ge=-_MOST, le=_MOST)] | Annotated[float, Meta(ge=-_MOST, le=_MOST)]
+"""An amount, rate or duration, limited so that those of a foreign report can be computed with and formatted."""
+Capacity = Annotated[int, Meta(gt=0, le=_MOST)] | Annotated[float, Meta(gt=0, le=_MOST)]
 
 
 class ForecastDocument(Part, frozen=True, kw_only=True):
@@ -21,13 +30,13 @@ class ForecastDocument(Part, frozen=True, kw_only=True):
     """
 
     threshold: ThresholdKind
-    used: Number
+    used: Amount
     outlook: Outlook
-    earliest_s: Number | None
-    expected_s: Number | None
-    latest_s: Number | None
-    rate_per_s: Number | None
-    observed_s: Number
+    earliest_s: Amount | None
+    expected_s: Amount | None
+    latest_s: Amount | None
+    rate_per_s: Amount | None
+    observed_s: Amount
 
 
 class GrowthDocument(Part, frozen=True, kw_only=True):
@@ -40,8 +49,8 @@ class GrowthDocument(Part, frozen=True, kw_only=True):
     """
 
     part: str
-    rate_per_s: Number
-    share: Number
+    rate_per_s: Amount
+    share: Amount
 
 
 class OutlookDocument(Part, frozen=True, kw_only=True):
@@ -54,9 +63,9 @@ class OutlookDocument(Part, frozen=True, kw_only=True):
     """
 
     resource: str
-    used: Number
-    capacity: Number
+    used: Amount
+    capacity: Capacity
     observed_at: Time
     forecasts: tuple[ForecastDocument, ...]
     growth: tuple[GrowthDocument, ...]
-    hours: tuple[Number | None, ...]
+    hours: tuple[Amount | None, ...]

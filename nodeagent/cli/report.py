@@ -21,10 +21,14 @@ from nodeagent.daemon.control_documents import FindingDocument
 from nodeagent.daemon.documents import Status
 from nodeagent.daemon.report_document import Fleet, FleetGroup, FleetNode, NodeReport, PlannedRemovals
 from nodeagent.errors import NodeAgentError, UsageError
+from nodeagent.model.outlook import Outlook
 from nodeagent.text import Cut, escape, fit
-from nodeagent.units import format_bytes, format_local_time
+from nodeagent.trend.shortage import NEAR_S, is_near
+from nodeagent.trend.words import duration_range, short_resource
+from nodeagent.units import format_bytes, format_duration, format_local_time
 
 if TYPE_CHECKING:
+    from nodeagent.api.outlook import ForecastDocument
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
 
@@ -40,12 +44,12 @@ def fleet_lines(fleet: Fleet, columns: int | None, *, most: int) -> Iterator[Lin
     yield from _group_table("VERSION", fleet.by_version, columns)
     yield Line()
     yield from _group_table("ROLE", fleet.by_role, columns)
-    freeing = [each for each in fleet.nodes if each.removals]
-    if freeing:
+    listed = [each for each in fleet.nodes if each.removals or each.short_at_s is not None]
+    if listed:
         yield Line()
-        yield from _node_table(freeing[:most], columns)
-        if len(freeing) > most:
-            yield Line(f"and {len(freeing) - most} more nodes with removals", "dim")
+        yield from _node_table(listed[:most], columns)
+        if len(listed) > most:
+            yield Line(f"and {len(listed) - most} more nodes with removals or an expected shortage", "dim")
     yield from _warnings([each for each in fleet.nodes if each.warnings], columns, most)
 
 
@@ -77,6 +81,9 @@ def _head(fleet: Fleet) -> Iterator[Line]:
     if total.short:
         short = format_bytes(total.shortfall_bytes)
         yield Line(f"{_counted(total.short, 'node')} short of the target by {short} together", "yellow")
+    near = sum(each.shortage is not None and is_near(each.shortage) for each in fleet.nodes)
+    if near:
+        yield Line(f"{_counted(near, 'node')} short of a resource within {format_duration(NEAR_S)}", "bold red")
     if total.unobserved:
         yield Line(f"{_counted(total.unobserved, 'node')} without a plan: removals unknown", "bold red")
 
@@ -105,10 +112,15 @@ def _group_table(title: str, groups: tuple[FleetGroup, ...], columns: int | None
 
 
 def _node_table(nodes: list[FleetNode], columns: int | None) -> list[Line]:
-    """Return the nodes as a table; names are cut at the end, since node names in a fleet differ at the start."""
+    """Return the nodes as a table; names are cut at the end, since node names in a fleet differ at the start.
+
+    SHORT IN is the time until the first hard eviction threshold, or the end of a resource, from the report on.
+    """
     wide = columns is None or columns >= _WIDE
     table = Table(
         Heading("NODE", cut=Cut.END, name=True, at_least=16),
+        "SHORT IN",
+        *(("OF",) if wide else ()),
         *(Heading(each, right=True) for each in ("REMOVALS", "FREES", "IMAGEFS")),
         *(("DRY RUN", Heading("ROLE", cut=Cut.END)) if wide else ()),
         Heading("VERSION", cut=Cut.END, at_least=7),
@@ -117,13 +129,22 @@ def _node_table(nodes: list[FleetNode], columns: int | None) -> list[Line]:
         percent = each.image_filesystem_percent
         table.add(
             each.node,
-            str(each.removals),
+            _short_in(each.shortage),
+            *((short_resource(each.shortage_resource) if each.short_at_s is not None else "",) if wide else ()),
+            "?" if each.removals is None else str(each.removals),
             ("\u2264" if each.upper_bound else "") + size_cell(each.bytes),
             "?" if percent is None else f"{percent}%",
             *(("yes" if each.dry_run else "no", each.role or "") if wide else ()),
             each.version,
         )
     return table.lines(columns)
+
+
+def _short_in(shortage: ForecastDocument | None) -> str:
+    kind = Outlook.UNKNOWN if shortage is None else shortage.outlook
+    if shortage is not None and kind is Outlook.RANGE:
+        return duration_range(shortage)
+    return {Outlook.REACHED: "now", Outlook.NO_TREND: "none"}.get(kind, "unknown")
 
 
 def _warnings(nodes: list[FleetNode], columns: int | None, most: int) -> Iterator[Line]:

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from nodeagent.api.common import Document, Part
-from nodeagent.api.outlook import OutlookDocument
+from nodeagent.api.outlook import ForecastDocument, OutlookDocument
 from nodeagent.daemon.control_documents import FindingDocument
 from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, PauseStatus, RuntimeStatusDocument, Status
 from nodeagent.model.decision import Accounting, Verdict
+from nodeagent.model.outlook import Outlook
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
+from nodeagent.trend.shortage import SHORTAGE, first_shortages, first_threshold
+from nodeagent.trend.words import shortage_words
 
 if TYPE_CHECKING:
     from nodeagent.gc.documents.passes import PreviewDocument
@@ -171,6 +174,8 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
             yield from (f"nothing planned: {each}" for each in self.planned.blocked)
         yield from self.conditions
         yield from (f"threshold exceeded: {each}" for each in self.exceeded)
+        shortages = first_shortages(self.outlook)
+        yield from (f"shortage expected: {shortage_words(each)}" for each in shortages if each.is_near)
         yield from self.warnings
         checks = self.checks if isinstance(self.checks, tuple) else ()
         yield from (f"{each.verdict} {each.check}: {each.evidence}" for each in checks)
@@ -226,6 +231,9 @@ class FleetNode(Part, frozen=True, kw_only=True):
         removals: number of planned removals; ``None``, as ``bytes``, if the node could not be observed.
         upper_bound: whether ``bytes`` is an upper bound.
         image_filesystem_percent: the highest usage of an image filesystem; ``None`` without a reading.
+        shortage: the hard eviction threshold, or end of a resource, that is met first; its times count from
+            ``observed_at``. ``None`` without an outlook.
+        shortage_resource: resource of ``shortage``; empty without one.
         warnings: conditions that require an operator's attention, including the warnings of the report.
     """
 
@@ -238,12 +246,21 @@ class FleetNode(Part, frozen=True, kw_only=True):
     bytes: int | None
     upper_bound: bool
     image_filesystem_percent: int | None
+    shortage: ForecastDocument | None = None
+    shortage_resource: str = ""
     warnings: tuple[str, ...]
+
+    @property
+    def short_at_s(self) -> float | None:
+        """Expected time of the shortage in seconds of Unix time; ``None`` if no time is expected."""
+        if self.shortage is None or self.shortage.outlook not in (Outlook.REACHED, Outlook.RANGE):
+            return None
+        return self.observed_at.timestamp() + (self.shortage.expected_s or 0.0)
 
     @classmethod
     def of(cls, report: NodeReport) -> FleetNode:
         """Return the summary of a report."""
-        planned = report.planned
+        planned, first = report.planned, first_threshold(report.outlook, SHORTAGE)
         return cls(
             node=report.node,
             observed_at=report.observed_at,
@@ -254,6 +271,8 @@ class FleetNode(Part, frozen=True, kw_only=True):
             bytes=None if planned is None else planned.bytes,
             upper_bound=planned is not None and planned.upper_bound,
             image_filesystem_percent=report.image_filesystem_percent,
+            shortage=None if first is None else first.forecast,
+            shortage_resource="" if first is None else first.outlook.resource,
             warnings=report.attention,
         )
 
@@ -266,7 +285,8 @@ class Fleet(Document, frozen=True, kw_only=True, tag=SchemaId.FLEET.value):
             of the node exists) and ``total.nodes``.
         observed_from: time of the oldest merged report; ``observed_until`` is the time of the newest merged report.
         by_kind: planned removals of all nodes, by kind of item.
-        nodes: the nodes by predicted bytes, largest first, then by name; nodes without a plan last.
+        nodes: the nodes with an expected shortage, soonest first; then the others by predicted bytes, largest first,
+            then by name; nodes without a plan last.
     """
 
     lines: int
@@ -311,8 +331,9 @@ class Fleet(Document, frozen=True, kw_only=True, tag=SchemaId.FLEET.value):
         )
 
 
-def _order(node: FleetNode) -> tuple[bool, int, str]:
-    return node.bytes is None, -(node.bytes or 0), node.node
+def _order(node: FleetNode) -> tuple[bool, float, bool, int, str]:
+    at_s = node.short_at_s
+    return at_s is None, at_s or 0.0, node.bytes is None, -(node.bytes or 0), node.node
 
 
 def _groups(reports: Iterable[NodeReport], value: Callable[[NodeReport], str]) -> tuple[FleetGroup, ...]:

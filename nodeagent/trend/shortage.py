@@ -31,8 +31,13 @@ class FirstThreshold(NamedTuple):
     @property
     def is_near(self) -> bool:
         """Whether the threshold is met, or expected within ``NEAR_S``."""
-        found = self.forecast
-        return found.outlook is Outlook.REACHED or (found.expected_s is not None and found.expected_s <= NEAR_S)
+        return is_near(self.forecast)
+
+
+def is_near(forecast: ForecastDocument) -> bool:
+    """Return whether a threshold is met, or expected within ``NEAR_S``."""
+    expected_s = forecast.expected_s
+    return forecast.outlook is Outlook.REACHED or (expected_s is not None and expected_s <= NEAR_S)
 
 
 def first_threshold(outlooks: Iterable[OutlookDocument], kinds: Collection[ThresholdKind]) -> FirstThreshold | None:

@@ -23,7 +23,12 @@ _COUNTED: Final = ("inodesFree", "pid.")
 
 def short_name(outlook: OutlookDocument) -> str:
     """Return the name of a resource for display, since use is shown: ``imagefs`` for the signal of available bytes."""
-    return outlook.resource.replace(".available", "", 1).replace(".inodesFree", " inodes", 1)
+    return short_resource(outlook.resource)
+
+
+def short_resource(resource: str) -> str:
+    """Return the name of a resource as ``short_name`` does."""
+    return resource.replace(".available", "", 1).replace(".inodesFree", " inodes", 1)
 
 
 def next_words(outlook: OutlookDocument) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from nodeagent.api.outlook import ForecastDocument, GrowthDocument, OutlookDocument
 from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, RuntimeStatusDocument
 from nodeagent.daemon.report_document import NodeReport, PlannedPass, PlannedRemovals
+from nodeagent.model.outlook import Outlook, ThresholdKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +40,7 @@ def report(
     problem: str = "",
     warnings: tuple[str, ...] = (),
     conditions: tuple[str, ...] = (),
+    outlook: tuple[OutlookDocument, ...] = (),
 ) -> NodeReport:
     """Return the report of a simulated node."""
     return NodeReport(
@@ -63,7 +66,33 @@ def report(
         ),
         conditions=conditions,
         exceeded=(),
+        outlook=outlook,
         warnings=warnings,
+    )
+
+
+def expecting(hours: float | None, outlook: Outlook = Outlook.RANGE) -> OutlookDocument:
+    """Return the outlook of imagefs with a hard threshold in some hours; without a trend for ``None``."""
+    expected_s = None if hours is None else hours * 3600
+    return OutlookDocument(
+        resource="imagefs.available",
+        used=80,
+        capacity=100,
+        observed_at=NOW,
+        forecasts=(
+            ForecastDocument(
+                threshold=ThresholdKind.HARD,
+                used=90,
+                outlook=Outlook.NO_TREND if hours is None and outlook is Outlook.RANGE else outlook,
+                earliest_s=None if expected_s is None else expected_s / 2,
+                expected_s=expected_s,
+                latest_s=None if expected_s is None else expected_s * 2,
+                rate_per_s=None if expected_s is None else 1.0,
+                observed_s=86_400,
+            ),
+        ),
+        growth=(GrowthDocument(part="shop/logger volumes", rate_per_s=1.0, share=0.8),),
+        hours=(0.8,) * 24,
     )
 
 
@@ -80,4 +109,5 @@ def fleet(count: int) -> Iterator[NodeReport]:
             role="beside-kubelet" if number % 5 else "standalone",
             dry_run=number % 10 == 0,
             warnings=("clock: synchronisation lost 3h ago",) if number % 50 == 0 else (),
+            outlook=() if number % 3 == 0 else (expecting(None if number % 4 else float(number)),),
         )

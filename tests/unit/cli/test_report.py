@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from nodeagent.api import requests
 from nodeagent.api.client import ControlClient
 from nodeagent.api.common import decode, encode_line
-from nodeagent.daemon.report_document import Fleet, NodeReport
+from nodeagent.api.outlook import GrowthDocument
+from nodeagent.daemon.report_document import Fleet, NodeReport, PlannedRemovals
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.node import node_name
+from nodeagent.model.outlook import Outlook
 from nodeagent.text import display_width, escape
-from tests.support.node_reports import fleet, planned, report
+from tests.support.node_reports import expecting, fleet, planned, report
 from tests.support.terminal import Shown, in_pipe, on_terminal
 from tests.unit.control_node import STRANGER, Node, say, serving
 
@@ -25,8 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from nodeagent.api.outlook import OutlookDocument
     from nodeagent.daemon.context import DaemonContext
 
+HOSTILE = GrowthDocument(part="p\x1b[2J\nnodeagent: fine", rate_per_s=1.0, share=1.0)
 GOOD = encode_line(report("node-1", plan=planned()))
 
 
@@ -223,12 +229,55 @@ def test_texts_of_a_report_are_escaped(tmp_path: Path) -> None:
         role="a\rb",
         warnings=("w\x1b]0;t\x07\nnodeagent: fine",),
         conditions=("\u2028",),
+        outlook=(structs.replace(expecting(1.0), resource="r\x1b[2J", growth=(HOSTILE,)),),
     )
     for form in ("table", "json", "yaml"):
         shown = merged(tmp_path / "f", encode_line(hostile), "-o", form)
         assert shown.code == 0
         assert [escape(each) for each in shown.out.splitlines()] == shown.out.splitlines()
         assert "nodeagent: fine" not in shown.out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("outlook", "cell"),
+    [
+        ((expecting(2.0),), "1h to 4h"),
+        ((expecting(None, Outlook.REACHED),), "now"),
+        ((expecting(None),), "none"),
+        ((expecting(None, Outlook.UNKNOWN),), "unknown"),
+        ((), "unknown"),
+    ],
+    ids=["range", "met", "no trend", "unknown", "report of an older version"],
+)
+def test_merged_table_has_the_time_until_a_node_is_short(
+    tmp_path: Path, outlook: tuple[OutlookDocument, ...], cell: str
+) -> None:
+    removals = PlannedRemovals(kind="image", count=1, bytes=1, without_size=0)
+    text = encode_line(report("node-1", plan=planned(removals), outlook=outlook))
+    out = merged(tmp_path / "f", text).out.splitlines()
+    heading, row = next((line, out[number + 1]) for number, line in enumerate(out) if line.startswith("NODE"))
+    start = heading.index("SHORT IN")
+    assert row[start:].startswith(f"{cell}  ")
+    assert ("1 node short of a resource within 4h" in out) is (cell in ("1h to 4h", "now"))
+
+
+def test_node_that_will_be_short_is_listed_without_removals(tmp_path: Path) -> None:
+    text = "".join(
+        encode_line(report(f"node-{number}", plan=None, problem="busy", outlook=(expecting(float(hours)),)))
+        for number, hours in enumerate((9, 2))
+    )
+    out = merged(tmp_path / "f", text).out
+    assert out.index("\nnode-1  ") < out.index("\nnode-0  ")
+
+
+@pytest.mark.parametrize("value", ["1e400", "-1e400", "1" * 400, "1e300", "null", "0"])
+@pytest.mark.parametrize("name", ["expected_s", "latest_s", "rate_per_s", "used", "capacity", "share", "observed_s"])
+def test_any_number_in_an_outlook_is_merged_or_refused(tmp_path: Path, name: str, value: str) -> None:
+    text = encode_line(report("node-1", plan=planned(), outlook=(expecting(2.0),)))
+    changed = re.sub(rf'"{name}": [^,}}]+', f'"{name}": {value}', text)
+    for form in ("table", "json"):
+        shown = merged(tmp_path / "f", GOOD.replace("node-1", "node-2") + changed, "-o", form)
+        assert shown.code in (0, 3), shown.err
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from nodeagent.daemon.report_document import Fleet, FleetGroup, NodeReport, Plan
 from nodeagent.gc.documents.passes import PreviewDocument
 from nodeagent.gc.pass_state import plans_for
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
+from nodeagent.model.outlook import Outlook
 from nodeagent.model.runtime import ContainerState
 from nodeagent.record import replace
-from tests.support.node_reports import planned, report
+from tests.support.node_reports import expecting, planned, report
 from tests.unit.builders import NOW, container, filesystem, image, snapshot
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ PLANS = st.none() | st.builds(
     AMOUNTS,
 )
 REPORTS = st.builds(
-    lambda name, version, role, dry_run, running, plan, minutes: report(
+    lambda name, version, role, dry_run, running, plan, minutes, hours: report(
         name,
         version=version,
         role=role,
@@ -45,6 +46,7 @@ REPORTS = st.builds(
         running=running,
         plan=plan,
         observed_at=NOW + timedelta(minutes=minutes),
+        outlook=tuple(map(expecting, hours)),
     ),
     st.sampled_from([f"node-{number}" for number in range(6)]),
     st.sampled_from(("0.1", "0.2")),
@@ -53,6 +55,7 @@ REPORTS = st.builds(
     st.booleans(),
     PLANS,
     st.integers(min_value=0, max_value=3),
+    st.lists(st.none() | st.floats(0, 1000), max_size=2),
 )
 SUMS: dict[str, Callable[[FleetGroup], int]] = {
     name: (lambda group, name=name: getattr(group, name))  # type: ignore[misc]
@@ -98,6 +101,29 @@ def test_node_without_a_plan_is_unobserved_and_sorted_last() -> None:
     assert [each.node for each in fleet.nodes] == ["b", "a"]
     assert (fleet.total.unobserved, fleet.nodes[1].bytes) == (1, None)
     assert "cannot list images" in fleet.nodes[1].warnings
+
+
+def test_nodes_with_an_expected_shortage_are_first_by_its_time() -> None:
+    removals = PlannedRemovals(kind="image", count=1, bytes=1 << 40, without_size=0)
+    reports = [
+        report("frees most", plan=planned(removals), outlook=(expecting(None),)),
+        report("no record", plan=planned()),
+        report("unknown", plan=planned(), outlook=(expecting(None, Outlook.UNKNOWN),)),
+        report("late", plan=planned(), outlook=(expecting(9.0),)),
+        report("soon", plan=None, problem="busy", outlook=(expecting(99.0), expecting(2.0))),
+        report("soon, but read later", plan=planned(), outlook=(expecting(1.0),), observed_at=NOW + timedelta(hours=2)),
+        report("met", plan=planned(), outlook=(expecting(None, Outlook.REACHED),)),
+    ]
+    nodes = Fleet.of(reports).nodes
+    assert [each.node for each in nodes] == [
+        "met", "soon", "soon, but read later", "late", "frees most", "no record", "unknown"
+    ]  # fmt: skip
+    assert [None if each.shortage is None else each.shortage.outlook.value for each in nodes] == [
+        "reached", "range", "range", "range", "no-trend", None, "unknown"
+    ]  # fmt: skip
+    near = [each.node for each in nodes if any(one.startswith("shortage expected: imagefs") for one in each.warnings)]
+    assert near == ["met", "soon", "soon, but read later"]
+    assert nodes[1].shortage_resource == "imagefs.available"
 
 
 def test_planned_pass_has_the_removals_of_the_preview_by_kind() -> None:
