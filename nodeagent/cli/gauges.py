@@ -5,7 +5,7 @@ Every bar is filled by the used share, or by the stalled share of time. Threshol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -91,17 +91,21 @@ class Gauge(NamedTuple):
 
 
 def next_action(
-    limits: Iterable[Limit], hindrances: Mapping[str, str], times: Mapping[MarkKind, str] = MappingProxyType({})
+    limits: Iterable[Limit],
+    hindrances: Mapping[str, str],
+    times: Mapping[MarkKind, str] = MappingProxyType({}),
+    unrelieved: Collection[str] = (),
 ) -> str:
     """Return the next action on a resource, such as ``images: collects at 85% in 2h to 5h``; empty without one.
 
     A met threshold precedes all others, and of the met thresholds the most severe. Otherwise it is the action of the
-    threshold that is met first while usage grows.
+    threshold that is met first while usage grows, at the same usage of the least severe.
 
     Args:
         limits: the thresholds of the resource.
         hindrances: for each loop, the reason that it does not act; empty for a loop that acts.
         times: expected time until a kind of threshold is met, where it is known.
+        unrelieved: names of the met thresholds whose shortage no eviction ends.
     """
     known = list(limits)
     severity = list(MarkKind)
@@ -109,11 +113,12 @@ def next_action(
     if met:
         worst = max(met, key=lambda each: (severity.index(each.mark.kind), each.mark.share))
         hindrance = hindrances.get(worst.loop, "") if worst.loop else "no action"
+        hindrance = hindrance or ("no eviction helps" if worst.name in unrelieved else "")
         return f"exceeded: {worst.name} ({hindrance})" if hindrance else worst.now
     acting = [each for each in known if each.loop and hindrances.get(each.loop) not in (_NO_DAEMON, _DISABLED)]
     if not acting:
         return ""
-    first = min(acting, key=lambda each: each.mark.share)
+    first = min(acting, key=lambda each: (round(each.mark.share, 3), severity.index(each.mark.kind)))
     hindrance = hindrances.get(first.loop, "")
     time = times.get(first.mark.kind, "")
     return f"{first.next}{f' in {time}' if time else ''}{f' ({hindrance})' if hindrance else ''}"
@@ -126,12 +131,14 @@ def resource_gauges(status: Status) -> Iterator[Gauge]:
     one of their thresholds is met.
     """
     hindrances = {loop: _hindrance(status, loop) for loop in (_IMAGES, _EVICTION)}
+    unrelieved = {each.partition(" is met, ")[0] for each in status.unrelieved}
     others = list(status.signals)
     for disk in status.filesystems:
         own = [each for each in others if _is_on(each, disk)]
         others = [each for each in others if each not in own]
         for gauge, of_gauge in _disk_gauges(disk, own):
-            yield gauge._replace(action=next_action(gauge.limits, hindrances, _expected_times(status, of_gauge)))
+            times = _expected_times(status, of_gauge)
+            yield gauge._replace(action=next_action(gauge.limits, hindrances, times, unrelieved))
     for each in filter(_is_shown, others):
         limits = _eviction_limits(each)
         yield Gauge(
@@ -141,7 +148,7 @@ def resource_gauges(status: Status) -> Iterator[Gauge]:
             if is_stall(each)
             else used_of(amount(each, each.capacity - each.available), amount(each, each.capacity)),
             limits,
-            next_action(limits, hindrances, _expected_times(status, [each])),
+            next_action(limits, hindrances, _expected_times(status, [each]), unrelieved),
             f"limited by {each.limited_by}" if each.limited_by else "",
         )
 
@@ -291,7 +298,9 @@ def gauge_lines(status: Status, columns: int | None) -> Iterator[Line]:
         marks = ", ".join(f"{kind} {_LEGEND[kind]}" for kind in MarkKind if kind in kinds)
         yield Line(f"marks: {marks.replace(', ] image GC', ', ]')}", "dim")
     conditions, nearly_full = ", ".join(status.conditions), [each.nearly_full for each in status.filesystems]
-    if conditions or not any(nearly_full):
+    if not (status.signals or conditions):
+        yield Line("pressure unknown: no signal was read", "yellow")
+    elif conditions or not any(nearly_full):
         yield Line(conditions or "no pressure", "bold red" if conditions else "green")
     for sentence in filter(None, nearly_full):
         yield Line(escape(sentence), "bold red")

@@ -27,7 +27,7 @@ from nodeagent.gc.documents.passes import ExplanationDocument
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.text import Cut, escape, fit
 from nodeagent.trend.words import growth_words, short_name
-from nodeagent.units import format_duration, format_local_time
+from nodeagent.units import format_duration, format_local_time, localize_times
 
 _PASSES: Final = 5
 _STYLES: Final[Mapping[str, str]] = {"disabled": "dim", "paused": "yellow", "running": "cyan", "waiting": ""}
@@ -132,7 +132,7 @@ def status_view(status: Status, columns: int | None) -> Iterator[Line]:
         for loop in status.loops:
             if loop.why or loop.detail:
                 bad = loop.stuck or loop.result in _BAD_RESULTS
-                yield Line(f"{loop.name}: {loop.why or loop.detail}", "red" if bad else "dim")
+                yield Line(f"{loop.name}: {localize_times(loop.why or loop.detail)}", "red" if bad else "dim")
     if status.last_passes:
         yield Line()
         yield from pass_table(status).lines(columns)
@@ -188,7 +188,7 @@ def state_line(status: Status) -> Line:
         first.append(f"not ready: {'; '.join(given(agent.not_ready_because) or ())}", "bold red")
     elif paused is not None:
         left = "" if paused.seconds_left is None else f" ({format_duration(paused.seconds_left)} left)"
-        first.append(f"paused{left}: {paused.why}", "bold yellow")
+        first.append(f"paused{left}: {localize_times(paused.why)}", "bold yellow")
     elif waiting is not None:
         left = format_duration(waiting.seconds_left)
         first.append(f"waiting ({left} left): dry run during reload_grace", "bold yellow")
@@ -260,7 +260,7 @@ def _image_use(status: Status) -> list[Line]:
             maximum = format_duration(use.maximum_unused_age_s)
             line.append(f"; no image is removed by age until use is observed for {maximum}", "yellow")
         for gap in use.gaps[:1]:
-            line.append(f"; {describe_gap(gap.started_at, gap.ended_at, gap.cause)}", "dim")
+            line.append(f"; {localize_times(describe_gap(gap.started_at, gap.ended_at, gap.cause))}", "dim")
         lines.append(line)
     elif use.maximum_unused_age_s is not None:
         lines.append(Line("image use: not observed; no image is removed by age", "yellow"))

@@ -42,6 +42,12 @@ def eviction(percent: int, *, met: bool = False, kind: MarkKind = MarkKind.HARD,
     [
         pytest.param([*image_gc(), eviction(90)], {}, "images: collects at 85%", id="first threshold of growing usage"),
         pytest.param([eviction(90), eviction(80)], {}, "pods: evicts at 80%", id="lower of two thresholds"),
+        pytest.param(
+            [*image_gc(), eviction(90)._replace(mark=Mark(0.85 - 1e-9, MarkKind.HARD))],
+            {},
+            "images: collects at 85%",
+            id="image GC before an eviction at the same usage",
+        ),
         pytest.param([*image_gc(met=True), eviction(90)], {}, "images: collects down to 80%", id="image GC"),
         pytest.param(
             [*image_gc(met=True), eviction(90, met=True)], {}, "pods: evicts now (nodefs.available<10%)", id="eviction"
@@ -205,8 +211,25 @@ def test_pause_and_dry_run_are_stated_beside_the_action() -> None:
     assert actions == ["images: collects at 85% (dry run)", "images: collects at 85% (paused)", ""]
 
 
+def test_shortage_that_no_eviction_ends_is_not_shown_as_an_eviction() -> None:
+    statement = "nodefs.available<10% is met, and no eviction ends the shortage of 1 GiB: every pod is protected"
+    lines = shown(status(IMAGEFS, signals=disk_signals(9 * GIB), unrelieved=(statement,)))
+    assert lines[0].endswith("exceeded: nodefs.available<10% (no eviction helps)")
+    assert lines[-1] == statement
+
+
+def test_status_without_a_read_signal_does_not_state_that_there_is_no_pressure() -> None:
+    assert shown(status()) == ["pressure unknown: no signal was read"]
+
+
+@pytest.mark.parametrize("columns", range(1, 41))
+def test_every_width_of_a_terminal_has_a_screen(columns: int) -> None:
+    stall = signal("memory.psi.some", 20.0, 100.0, ("memory.psi.some>10%", 10.0, 0.0))
+    assert shown(status(IMAGEFS, signals=(*disk_signals(), stall)), columns)
+
+
 def test_nearly_full_filesystem_is_stated_in_place_of_no_pressure() -> None:
-    assert shown(status(IMAGEFS))[-1] == "no pressure"
+    assert shown(status(IMAGEFS, signals=disk_signals()))[-1] == "no pressure"
     assert shown(status(IMAGEFS, RUN))[-1] == FULL
     assert "no pressure" not in shown(status(IMAGEFS, RUN))
     assert shown(status(IMAGEFS, RUN, conditions=("DiskPressure",)))[-2:] == ["DiskPressure", FULL]
