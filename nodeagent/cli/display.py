@@ -154,8 +154,11 @@ class Mark(NamedTuple):
 def bar(share: float, cells: int, marks: Iterable[Mark] = ()) -> str:
     """Return a bar of the used share (0 to 1), filled from the left, with thresholds as marks.
 
-    All cells before the mark of a met threshold are filled, and no cell behind the mark of another threshold.
+    All cells before the mark of a met threshold are filled, and no cell behind the mark of another threshold. Without
+    space, with ``cells`` of 0 or less, the bar is empty.
     """
+    if cells <= 0:
+        return ""
     full = filled_cells(share, cells)
     shown = [*_FULL * full, *_EMPTY * (cells - full)]
     order = list(MarkKind)

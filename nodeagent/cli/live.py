@@ -146,7 +146,7 @@ def show_live(first: D, read: Callable[[], D], every_s: float, screen: Screen[D]
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
-        SystemExit: SIGTERM or SIGHUP, with 128 and the number of the signal.
+        SystemExit: SIGTERM, SIGQUIT or SIGHUP, with 128 and the number of the signal.
     """
     with _Terminal() as terminal, _Background(terminal.wake) as background:
         return _View(first, read, every_s, screen, terminal, background).run()
@@ -309,6 +309,7 @@ class _Terminal:
             signal.SIGWINCH: lambda *_: self.wake(),
             signal.SIGTSTP: self._stop,
             signal.SIGTERM: _end,
+            signal.SIGQUIT: _end,
             signal.SIGHUP: _end,
         }
         for number, handler in own.items():

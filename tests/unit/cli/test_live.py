@@ -120,7 +120,7 @@ def test_view_ends_by_a_key_with_the_terminal_restored(
         assert LEFT in session.received
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP])
 def test_terminal_is_restored_before_a_signal_ends_the_view(environment: Mapping[str, str], number: int) -> None:
     with Session("pressure", "-w", environment=environment) as session:
         session.shown(Q)
@@ -128,6 +128,18 @@ def test_terminal_is_restored_before_a_signal_ends_the_view(environment: Mapping
         assert session.wait() == 128 + number
         assert session.mode() == session.mode_before
         assert LEFT in session.received
+
+
+def test_view_of_a_terminal_of_any_size_continues(environment: Mapping[str, str]) -> None:
+    with Session("top", environment=environment, columns=1, rows=1) as session:
+        for columns, rows in ((1, 1), (2, 2), (20, 5), (300, 1), (1, 99)):
+            session.received = ""
+            session.resize(columns, rows)
+            session.receive_until("\x1b[H")
+        session.resize(80, 24)
+        session.shown(Q)
+        session.press("q")
+        assert session.wait() == 0
 
 
 def test_stopped_view_leaves_the_terminal_and_is_drawn_again(environment: Mapping[str, str]) -> None:
