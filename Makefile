@@ -175,7 +175,7 @@ install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, 
 uninstall: ## as root: stop the agent and remove it and its unit; keep configuration and state unless PURGE=1
 	@systemd/installation uninstall
 
-python: ## build wheel, sdist and the offline archive with the libraries of Python 3.11 to 3.13 in dist/, for ARCHITECTURE amd64 or arm64
+python: ## build wheel, sdist, kustomization and the offline archive with the libraries of Python 3.11 to 3.13 in dist/, for ARCHITECTURE amd64 or arm64
 	@.ci/setup run
 	ARCHITECTURE=$(ARCHITECTURE) systemd/python/build $(BIN)/python dist
 

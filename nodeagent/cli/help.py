@@ -191,6 +191,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
             "Print a DaemonSet that proves deletions of pods at the API server",
             "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --api",
         ),
+        (
+            "Write a kustomization, for overlays with the configuration of each cluster",
+            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --kustomization base",
+        ),
     ),
     "manifest static-pod": (
         (

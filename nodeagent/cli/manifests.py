@@ -12,7 +12,7 @@ import yaml
 
 from nodeagent import __version__
 from nodeagent.cluster.plan import workloads
-from nodeagent.cluster.plan.rules import SETTINGS, STATE, role_documents, rules_for
+from nodeagent.cluster.plan.rules import NAME, SETTINGS, STATE, role_documents, rules_for
 from nodeagent.cluster.settings import KubernetesSection
 from nodeagent.config.validation import InvalidDocumentError, convert
 from nodeagent.errors import UsageError
@@ -64,6 +64,42 @@ def print_daemon_set(workload: workloads.Workload) -> None:
     """
     _check(workload)
     sys.stdout.writelines((_head(workload), _documents(workloads.daemon_set_objects(workload), workload.kubernetes)))
+
+
+def write_kustomization(workload: workloads.Workload, directory: Path) -> None:
+    """Write the manifests of the DaemonSet as a kustomization into a new directory.
+
+    kustomize generates the ConfigMap from ``config.toml`` and appends a hash to its name: the pods are updated if an
+    overlay replaces the file.
+
+    Raises:
+        UsageError: a value is not valid in a manifest, or the directory exists or cannot be created.
+    """
+    _check(workload)
+    generator = {
+        "name": NAME,
+        "namespace": workload.namespace,
+        "files": ["config.toml"],
+        "options": {"labels": workload.labels},
+    }
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["nodeagent.yaml"],
+        "configMapGenerator": [generator],
+    }
+    objects = [each for each in workloads.daemon_set_objects(workload) if each["kind"] != "ConfigMap"]
+    texts = {
+        "kustomization.yaml": _yaml(kustomization),
+        "nodeagent.yaml": _head(workload) + _documents(objects, workload.kubernetes),
+        "config.toml": workload.config(),
+    }
+    try:
+        directory.mkdir(parents=True)
+        for name, text in texts.items():
+            (directory / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--kustomization: cannot write {escape(str(error.filename))}: {error.strerror}") from error
 
 
 def print_static_pod(workload: workloads.Workload) -> None:

@@ -1,5 +1,6 @@
 """Commands that print Kubernetes objects: the Node object of this node, and manifests to run the agent in a cluster."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -113,14 +114,18 @@ def manifest_daemonset(
     delete_failed_after: Annotated[
         str, typer.Option("--delete-failed-after", metavar="AGE", help="Delete failed pods of this age")
     ] = "",
+    kustomization: Annotated[
+        Path | None, typer.Option("--kustomization", metavar="DIR", help="Write a kustomization into a new directory")
+    ] = None,
 ) -> None:
     """Print a DaemonSet for nodes with a kubelet.
 
     The agent reads its configuration from a ConfigMap. The pod has only the mounts and capabilities that the agent
     uses; a comment states the purpose of each. With --api, a service account with exactly the required rules follows.
+    With --kustomization, the same objects are written as the base of overlays, which replace config.toml and image.
     """
     from nodeagent import __version__  # noqa: PLC0415
-    from nodeagent.cli.manifests import print_daemon_set  # noqa: PLC0415
+    from nodeagent.cli.manifests import print_daemon_set, write_kustomization  # noqa: PLC0415
     from nodeagent.cluster.plan.workloads import API_FEATURES, Workload  # noqa: PLC0415
     from nodeagent.record import replace  # noqa: PLC0415
 
@@ -132,7 +137,11 @@ def manifest_daemonset(
     }
     kubernetes = {**(API_FEATURES if api else {}), **{name: value for name, value in features.items() if value}}
     workload = Workload(image, __version__, namespace, socket, image_root, manifests, dry_run, max_unavailable)
-    print_daemon_set(replace(workload, scraped=pod_monitor, kubernetes=kubernetes))
+    workload = replace(workload, scraped=pod_monitor, kubernetes=kubernetes)
+    if kustomization is None:
+        print_daemon_set(workload)
+    else:
+        write_kustomization(workload, kustomization)
 
 
 @manifest_app.command("static-pod", epilog=EPILOG)

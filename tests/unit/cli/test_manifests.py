@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -23,6 +27,52 @@ def test_daemonset_is_printed_as_its_objects() -> None:
         "DaemonSet",
         "PodMonitor",
     ]
+
+
+@pytest.mark.parametrize("options", [(), ("--api", "--pod-monitor", "--namespace", "agents")], ids=["plain", "api"])
+def test_kustomization_has_the_objects_of_the_printed_manifest(options: tuple[str, ...], tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shown = in_pipe("manifest", "daemonset", *IMAGE, *options, "--kustomization", str(base))
+    assert (shown.code, shown.out, shown.err) == (0, "", "")
+    made = yaml.safe_load((base / "kustomization.yaml").read_text())
+    assert {each.name for each in base.iterdir()} == {"kustomization.yaml", *made["resources"], "config.toml"}
+    (generator,) = made["configMapGenerator"]
+    metadata = {"name": generator["name"], "namespace": generator["namespace"], **generator["options"]}
+    data = {name: (base / name).read_text() for name in generator["files"]}
+    objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}]
+    for name in made["resources"]:
+        objects += yaml.safe_load_all((base / name).read_text())
+    printed = list(yaml.safe_load_all(in_pipe("manifest", "daemonset", *IMAGE, *options).out))
+    assert sorted(objects, key=str) == sorted(printed, key=str)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="requires kubectl")
+def test_configuration_of_an_overlay_is_that_of_the_daemonset(tmp_path: Path) -> None:
+    assert in_pipe("manifest", "daemonset", *IMAGE, "--kustomization", str(tmp_path / "base")).code == 0
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    (overlay / "config.toml").write_text("dry_run = false\n")
+    generator = {"name": "nodeagent", "namespace": "kube-system", "behavior": "replace", "files": ["config.toml"]}
+    made = {"resources": ["../base"], "configMapGenerator": [generator]}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(made))
+
+    def built(directory: Path) -> tuple[str, str, object]:
+        done = subprocess.run(["kubectl", "kustomize", directory], check=True, capture_output=True, text=True)
+        found = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+        pod, config = found["DaemonSet"]["spec"]["template"]["spec"], found["ConfigMap"]
+        return pod["volumes"][0]["configMap"]["name"], config["metadata"]["name"], config["data"]
+
+    base = built(tmp_path / "base")
+    changed = built(overlay)
+    assert (base[0], changed[0]) == (base[1], changed[1])
+    assert base[0] != changed[0]
+    assert changed[2] == {"config.toml": "dry_run = false\n"}
+
+
+def test_existing_directory_is_not_changed_by_a_kustomization(tmp_path: Path) -> None:
+    shown = in_pipe("manifest", "daemonset", *IMAGE, "--kustomization", str(tmp_path))
+    assert (shown.code, shown.out, "File exists" in shown.err) == (2, "", True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_api_options_are_the_settings_of_the_printed_configuration() -> None:
