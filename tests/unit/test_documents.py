@@ -98,8 +98,8 @@ def test_readme_links_every_document() -> None:
     assert {str(each.relative_to(ROOT)) for each in DOCUMENTS[1:]} <= linked
 
 
-def test_readme_has_at_most_220_lines() -> None:
-    assert len(DOCUMENTS[0].read_text(encoding="utf-8").splitlines()) <= 220
+def test_readme_has_at_most_150_lines() -> None:
+    assert len(DOCUMENTS[0].read_text(encoding="utf-8").splitlines()) <= 150
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
