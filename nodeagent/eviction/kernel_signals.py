@@ -16,6 +16,7 @@ from nodeagent.eviction.plan.memory_model import bound_memory, estimate_memory
 from nodeagent.host.cgroup_limits import NO_LIMIT, PodsCgroups, find_pods_cgroups
 from nodeagent.host.filesystems import is_read_only, read_filesystem
 from nodeagent.host.meminfo import MemoryReader, parse_pairs, read_number, read_text, read_totals, require
+from nodeagent.host.stalls import read_stall_averages
 from nodeagent.model.pressure import MemorySource, Moment, OtherFilesystem, Signal, SignalReading
 from nodeagent.record import Record, replace
 
@@ -196,21 +197,9 @@ def _stall_file(root: Path, groups: PodsCgroups, resource: str) -> Path:
 
 
 def _stalls(path: Path, now: Moment, some: Signal, full: Signal) -> list[SignalReading]:
-    """Return the ten-second stall averages of a file; empty on a kernel without PSI. Source: kernel psi.rst."""
-    if not path.exists():
-        return []
-    found = []
-    for line in read_text(path).splitlines():
-        kind, *fields = line.split()
-        signal = {"some": some, "full": full}.get(kind)
-        values = dict(field.partition("=")[::2] for field in fields)
-        try:
-            average = float(values["avg10"])
-        except (KeyError, ValueError) as error:
-            raise ObservationError(f"{path}: {line!r} has no avg10") from error
-        if signal is not None:
-            found.append(SignalReading(signal, average, 100.0, now))
-    return found
+    """Return the ten-second stall averages of a file; empty on a kernel without PSI."""
+    averages, signals = read_stall_averages(path), {"some": some, "full": full}
+    return [SignalReading(signals[kind], each, 100.0, now) for kind, each in averages.items() if kind in signals]
 
 
 def _filesystem(path: str | None, clock: Clock, available: Signal, inodes: Signal) -> list[SignalReading]:
