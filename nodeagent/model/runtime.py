@@ -81,12 +81,14 @@ class ImageUsage(KeyedRecord, gc=False):
             order images with equal times, because the time may be by another clock.
         present_since: start of the minimum age: the time of an earlier pull that no other fact contradicts; ``None``
             if the minimum age starts at ``first_detected``.
+        pauses_s: recent pauses between two uses in seconds, newest first, each observed; see ``store.past_uses``.
     """
 
     first_detected: datetime
     last_used: datetime | None = None
     pulled_at: datetime | None = None
     present_since: datetime | None = None
+    pauses_s: tuple[float, ...] = ()
 
     @property
     def equality_key(self) -> tuple[object, ...]:

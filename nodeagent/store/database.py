@@ -19,6 +19,7 @@ from nodeagent.model.runtime import GapCause, ImageUsage, ImageUseRecord, Observ
 from nodeagent.record import replace
 from nodeagent.store import observation
 from nodeagent.store.clock_record import PLAUSIBLE_FROM, TOLERANCE_S, ClockReading, ClockRecord, advance, later, trust
+from nodeagent.store.past_uses import PastUse, note_uses
 from nodeagent.store.sqlite import BROKEN, micros
 from nodeagent.store.state_file import StateFile, StoredUsage, merge_usage
 
@@ -64,6 +65,7 @@ class Store:
         self._tracker = observation.ObservationTracker(gaps)
         self._first_seen: dict[observation.ItemKey, observation.FirstSeen] = {}
         self._items = observation.ItemReadings()
+        self._past_uses: dict[str, PastUse] = {}
         self._read_kinds: frozenset[tuple[str, str]] = frozenset()
         with self._lock:
             self._load()
@@ -179,6 +181,7 @@ class Store:
                 ahead=at.wall - node_time,
                 **({} if jumped_at is None else {"pulls_valid_since": jumped_at}),
             )
+            self._past_uses = note_uses(self._past_uses, known, self._usage, in_use, extension.previous_at)
             self._write(only_if_due=True)
             return self._use_record(self._usage, record, at)
 
@@ -262,8 +265,12 @@ class Store:
     def _use_record(self, usage: Mapping[str, ImageUsage], record: ClockRecord, at: ClockReading) -> ImageUseRecord:
         """Return the usage, given in node time, as a record in wall time by the clock of ``at``."""
         ahead = at.wall - record.node_time(at.boottime_s)
+        moved = _moved(usage, ahead) if ahead else dict(usage)
+        for image_id, past in self._past_uses.items():
+            if past.pauses_s and image_id in moved:
+                moved[image_id] = replace(moved[image_id], pauses_s=past.pauses_s)
         return ImageUseRecord(
-            _moved(usage, ahead) if ahead else dict(usage),
+            moved,
             self._observed_since(at),
             trust(record, at),
         )
@@ -281,6 +288,10 @@ class Store:
             known = advance(stored.clock, self._clock.anchor)
             ahead = known.node_zero - self._clock.node_zero
             self._usage = _moved(self._usage, ahead)
+            self._past_uses = {
+                key: each._replace(last_used=later(each.last_used, ahead.total_seconds()))
+                for key, each in self._past_uses.items()
+            }
             self._tracker.move(ahead)
             self._clock = replace(
                 self._clock,
@@ -291,6 +302,7 @@ class Store:
         usage = stored.usage
         self._usage = {**usage, **{key: _combined(each, usage.get(key)) for key, each in self._usage.items()}}
         self._first_seen = {**stored.first_seen, **self._first_seen}
+        self._past_uses = {**stored.past_uses, **self._past_uses}
         self._tracker.restore(stored.observation, stored.gaps)
 
     def _load(self) -> None:
@@ -306,7 +318,12 @@ class Store:
 
     def _write(self, *, only_if_due: bool = False) -> None:
         now = StoredUsage(
-            dict(self._usage), self._clock, self._tracker.current, self._tracker.gaps, dict(self._first_seen)
+            dict(self._usage),
+            self._clock,
+            self._tracker.current,
+            self._tracker.gaps,
+            dict(self._first_seen),
+            self._past_uses,
         )
         self._file.write(now, only_if_due=only_if_due)
 

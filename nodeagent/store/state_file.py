@@ -24,6 +24,7 @@ from nodeagent.parsing import parse_json
 from nodeagent.record import Record, field, replace
 from nodeagent.store.clock_record import ClockReading, ClockRecord, later
 from nodeagent.store.observation import FirstSeen, ItemKey, ObservationPeriod
+from nodeagent.store.past_uses import PastUse, decoded, encoded
 from nodeagent.store.sqlite import (
     BUSY_TIMEOUT_S,
     check,
@@ -76,6 +77,8 @@ _FORMER_CLOCK_KEYS: Final = ("boot_id", "boottime_s", "wall_us")
 _REBOOTS: Final = "observed_reboots"
 """Row of table ``meta`` that version 0.2 ignores: the stop of the agent and the observation of earlier boots. It is
 valid only for the observation of the other rows, which 0.2 can have written since."""
+_PAST_USES: Final = "past_image_uses"
+"""Row of table ``meta`` that version 0.2 ignores."""
 _OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_last_s", "observed_last_us")
 
 
@@ -92,6 +95,7 @@ class StoredUsage(Record):
     observation: ObservationPeriod | None = None
     gaps: tuple[ObservationGap, ...] = ()
     first_seen: Mapping[ItemKey, FirstSeen] = field(default_factory=dict)
+    past_uses: Mapping[str, PastUse] = field(default_factory=dict)
 
 
 def read_usage(connection: sqlite3.Connection) -> StoredUsage:
@@ -141,11 +145,16 @@ def write_usage(
                 "INSERT INTO observation_gaps VALUES (?, ?, ?)",
                 [(micros(each.ended_at), _micros(each.started_at), each.cause.value) for each in now.gaps],
             )
-        outdated = (*_FORMER_CLOCK_KEYS, *((*_OBSERVATION_KEYS, _REBOOTS) if now.observation is None else ()))
+        outdated = [*_FORMER_CLOCK_KEYS, *((*_OBSERVATION_KEYS, _REBOOTS) if now.observation is None else ())]
+        outdated += [] if now.past_uses else [_PAST_USES]
         connection.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in outdated])
         connection.executemany(
             "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-            (_encoded(now.clock, now.observation) | {_LAST_WRITE: write_id}).items(),
+            (
+                _encoded(now.clock, now.observation)
+                | ({_PAST_USES: encoded(now.past_uses)} if now.past_uses != written.past_uses else {})
+                | {_LAST_WRITE: write_id}
+            ).items(),
         )
         connection.execute("COMMIT")
     except BaseException:
@@ -174,11 +183,12 @@ def _read_tables(connection: sqlite3.Connection, *, complete: bool) -> StoredUsa
             (kind, _text(item)): (int(state), str(boot_id), _finite(seen_s))
             for kind, item, state, boot_id, seen_s in seen
         }
+    past = decoded(meta[_PAST_USES]) if _PAST_USES in meta else {}
     former = _former_clock(meta)
     if former is not None and _CLOCK in meta:  # version 0.1 wrote the file last, in wall time
-        return StoredUsage(usage, former, None, gaps, items)
+        return StoredUsage(usage, former, None, gaps, items, past)
     clock = _decoded_clock(meta[_CLOCK]) if _CLOCK in meta else former
-    return StoredUsage(usage, clock, _decoded_observation(meta), gaps, items)
+    return StoredUsage(usage, clock, _decoded_observation(meta), gaps, items, past)
 
 
 def _former_clock(meta: Mapping[str, str]) -> ClockRecord | None:
@@ -353,6 +363,7 @@ def is_due(now: StoredUsage, written: StoredUsage | None) -> bool:
         and 0 <= after.last_s - before.last_s < UNWRITTEN_S
         and now.gaps == written.gaps
         and now.first_seen == written.first_seen
+        and now.past_uses == written.past_uses
         and _fixed_clock(now.clock) == _fixed_clock(written.clock)
         and now.usage.keys() == written.usage.keys()
         and all(_adds_little(usage, written.usage[image_id]) for image_id, usage in now.usage.items())
