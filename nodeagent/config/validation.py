@@ -141,6 +141,12 @@ def beyond_minimum_age(unused: str, minimum: str) -> None:
         raise ValueError(f"must be longer than minimum_age = {minimum}, or 0")
 
 
+def time_ahead(value: str) -> None:
+    """Check the time of a forecast before which images are removed."""
+    if parse_duration_s(value) and not 1_800 <= parse_duration_s(value) <= 86_400:
+        raise ValueError("must be from 30m to 24h, or 0")
+
+
 def stall_window(value: str) -> None:
     """Check that a PSI window is within the limits of the kernel."""
     if not 0.5 <= parse_duration_s(value) <= 10:

@@ -228,6 +228,7 @@ async def _serve_one_agent(context: DaemonContext) -> None:
         roles=context.roles,
         watched_pods=context.watched_pods,
         lists=context.lists,
+        read_forecast=context.trend.collection_forecast,
     ) as agent:
         _log_start(agent, context.logger)
         await agent.log_interrupted(context.logger)
@@ -314,9 +315,10 @@ def _passes(
         if context is not None:
             context.triggered.discard(scope.value)
         preview = await agent.collector.prepare(scope)
+        by_time = trigger if preview.ahead_available_bytes is None else PassTrigger.COLLECT_AHEAD
         report = await agent.run(
             preview,
-            trigger=PassTrigger.TRIGGER if is_triggered else trigger,
+            trigger=PassTrigger.TRIGGER if is_triggered else by_time,
             stop=stop,
             on_start=partial(gc_loop.log_start, states),
             on_result=report_result,
@@ -333,6 +335,8 @@ def _passes(
                 0 if report.dry_run else report.predicted_bytes,
                 context.clock.monotonic_s(),
             )
+            if report.removed:
+                context.trend.collected_at = context.clock.now()
         await agent.log_interrupted(logger)  # such as the pass of a killed command
         await log_breakdown(agent, report, logger)
         return preview, report

@@ -44,7 +44,7 @@ from nodeagent.host.node import boot_id
 from nodeagent.host.processes import is_running, own_process
 from nodeagent.loops.clock_reading import read_clocks
 from nodeagent.model.decision import ItemKind, Plan
-from nodeagent.model.node import Hold, NodeSnapshot, PodImages, Role, RoleDecision
+from nodeagent.model.node import CollectionForecast, Hold, NodeSnapshot, PodImages, Role, RoleDecision
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.role import RoleWatch
 from nodeagent.record import Record, replace
@@ -359,6 +359,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
     roles: RoleWatch | None = None,
     watched_pods: WatchedPods | None = None,
     lists: DecodedLists | None = None,
+    read_forecast: Callable[[], CollectionForecast | None] = lambda: None,
 ) -> AsyncIterator[Agent]:
     """Compose an agent from its settings; the connection to the runtime is closed on exit.
 
@@ -371,6 +372,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         roles: the daemon's role watch, with its hysteresis; defaults to a new role watch.
         watched_pods: the daemon's pod watch at the API server; defaults to a watch without pods.
         lists: the daemon's decoded lists of the runtime; defaults to empty lists.
+        read_forecast: returns the growth of the image filesystem; defaults to none.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
@@ -388,7 +390,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         lists=lists or DecodedLists(),
     )
     async with opened as parts:
-        observer = parts.make_observer()
+        observer = parts.make_observer(read_forecast)
         lock = pass_lock(settings)
         window = timedelta(seconds=settings.undo_window_s if settings.bulk_removal else 0.0)
         recovery = RemovalRecovery(parts.storage, lock, clock)

@@ -7,7 +7,7 @@ and history) are not imported here: their import takes as long as an observation
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from nodeagent.units import Clock, SystemClock
 if TYPE_CHECKING:
     from nodeagent.gc.plan.policy import Scope, SpaceGoal
     from nodeagent.gc.snapshot.images import PodImageSource
-    from nodeagent.model.node import Role
+    from nodeagent.model.node import CollectionForecast, Role
     from nodeagent.model.runtime import Container, FsObservation
     from nodeagent.pods.sources import BoundPods
     from nodeagent.settings.settings import Settings
@@ -79,8 +79,10 @@ class AgentParts(Record):
         """Return whether the wall clock agrees with the recorded times of this node."""
         return self.store.is_wall_trusted(read_clocks(self.clock, boot_id()))
 
-    def make_observer(self) -> NodeSnapshotReader:
-        """Return the reader of the node's snapshots."""
+    def make_observer(
+        self, read_forecast: Callable[[], CollectionForecast | None] = lambda: None
+    ) -> NodeSnapshotReader:
+        """Return the reader of the node's snapshots; ``read_forecast`` returns the growth of the image filesystem."""
         settings = self.settings
         return NodeSnapshotReader(
             self.cri,
@@ -97,6 +99,7 @@ class AgentParts(Record):
             find_running=partial(find_running, clock=self.clock),
             read_pod_images=self.read_pod_images,
             read_pod_list=self.watched_pods.pod_list,
+            read_forecast=read_forecast,
             rules=settings.policy.images.protection.rules,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
@@ -16,6 +17,7 @@ from nodeagent.gc import executor, pass_state
 from nodeagent.gc.plan.image_targets import wanted_on
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import GCPolicy, Scope, SpaceGoal
+from nodeagent.host.stalls import wait_for_idle_io
 from nodeagent.model.decision import Accounting, Decision, ItemKind, ReasonCode
 from nodeagent.record import Record
 
@@ -32,7 +34,14 @@ MakeRemovers = Callable[..., Mapping[ItemKind, executor.Remover | executor.Batch
 
 MAX_ROUNDS = 5
 
-_FOR_SPACE = frozenset({ReasonCode.LEAST_RECENTLY_USED, ReasonCode.UNTAGGED_FIRST, ReasonCode.IRREPLACEABLE_LAST})
+_FOR_SPACE = frozenset(
+    {
+        ReasonCode.LEAST_RECENTLY_USED,
+        ReasonCode.UNTAGGED_FIRST,
+        ReasonCode.IRREPLACEABLE_LAST,
+        ReasonCode.COLLECT_AHEAD,
+    }
+)
 
 
 class Collector(Record):
@@ -130,11 +139,13 @@ class Collector(Record):
                     clock=self.clock,
                     stop=stop,
                     enough=None if trigger == executor.PassTrigger.EVICTION else self._enough(progress, current),
+                    busy=None if current.ahead_available_bytes is None else partial(wait_for_idle_io, stop),
                     on_result=record,
                 )
             except executor.Interrupted as interrupted:
                 progress.results.extend(interrupted.results)
-                progress.end = executor.PassEnd.CANCELLED, "stopped between two items"
+                detail = "stopped between two items" if stop.is_set() else interrupted.reason
+                progress.end = executor.PassEnd.CANCELLED, detail
                 if interrupted.lost:
                     progress.end = executor.PassEnd.RUNTIME_LOST, interrupted.lost
                 break
@@ -206,6 +217,8 @@ class Collector(Record):
         policy = progress.policy.images
 
         def is_relieved(path: str) -> bool:
+            if current.ahead_available_bytes is not None:
+                return self.read_filesystem(path).available_bytes >= current.ahead_available_bytes
             wanted = wanted_on(current.plans, path if targets else "")
             return pass_state.is_relieved(self.read_filesystem(path), policy, wanted, margin=margin)
 
@@ -229,8 +242,12 @@ class Collector(Record):
         max_rounds: int,
         stop: asyncio.Event,
     ) -> pass_state.Preview | None:
-        """Return the preview of a further round, for images only; ``None`` if no round is needed or possible."""
-        if self.dry_run or current.scope is Scope.CONTAINERS or not pass_state.readings_of(current.snapshot):
+        """Return the preview of a further round, for images only; ``None`` if no round is needed or possible.
+
+        A collection ahead of the forecast has one round: its effect is measured by a new forecast.
+        """
+        is_last = self.dry_run or current.scope is Scope.CONTAINERS or current.ahead_available_bytes is not None
+        if is_last or not pass_state.readings_of(current.snapshot):
             return None
         has_images = any(result.decision.kind is ItemKind.IMAGE for result in results)
         if progress.rounds >= max_rounds or not (has_images or progress.preview.wanted_available_bytes is not None):

@@ -6,7 +6,7 @@ loop are logged and recorded. An item with a changed reason code counts as newly
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
@@ -40,10 +40,12 @@ class PassTrigger(StrEnum):
     """Cause of a pass. The values are part of the JSON output, of logs and of the history.
 
     ``TRIGGER`` is a request to run a loop now, ``ONCE`` a run of every loop by ``run --once``, ``COMMAND`` a pass of
-    a command on its own, ``CONTROL`` a pass of the daemon for a client.
+    a command on its own, ``CONTROL`` a pass of the daemon for a client. ``COLLECT_AHEAD`` is a pass by the interval
+    that collects ahead of the forecast.
     """
 
     INTERVAL = "interval"
+    COLLECT_AHEAD = "collect-ahead"
     TRIGGER = "trigger"
     ONCE = "once"
     COMMAND = "command"
@@ -317,11 +319,13 @@ class Interrupted(Exception):  # noqa: N818 - not an error: carries the results 
     Attributes:
         results: result of every decision; ``not-attempted`` for decisions that were not reached.
         lost: reason that the runtime is unavailable; empty if the pass was stopped.
+        reason: reason that no further removal started.
     """
 
-    def __init__(self, results: tuple[Result, ...], lost: str) -> None:
+    def __init__(self, results: tuple[Result, ...], lost: str, reason: str = "") -> None:
         self.results = results
         self.lost = lost
+        self.reason = reason
         super().__init__(lost or "stopped")
 
 
@@ -332,6 +336,7 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
     clock: Clock,
     stop: asyncio.Event,
     enough: Callable[[Decision], bool] | None = None,
+    busy: Callable[[], Awaitable[str]] | None = None,
     on_result: Callable[[Result], None] = lambda _: None,
 ) -> tuple[Result, ...]:
     """Carry out the removals in order; a failure is recorded and the next removal is tried.
@@ -342,10 +347,12 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
         clock: measures durations.
         stop: event; once set, no further removal starts.
         enough: called before each removal; returns whether the removal is skipped as ``not-needed``.
+        busy: awaited before each removal, all of which are then carried out one at a time; returns the reason to leave
+            this and all later removals to a later pass, else an empty text.
         on_result: called with each result.
 
     Raises:
-        Interrupted: the pass was stopped, or the runtime is unavailable; carries the results so far.
+        Interrupted: the pass was stopped or postponed, or the runtime is unavailable; carries the results so far.
     """
     results: list[Result] = []
 
@@ -355,15 +362,15 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
 
     position = 0
     while position < len(decisions):
-        if stop.is_set():
+        if reason := await _reason_to_end(stop, busy):
             results = await _finish(results, removers)
-            raise Interrupted(_with_rest(results, decisions[position:], "pass stopped"), "")
+            raise Interrupted(_with_rest(results, decisions[position:], reason), "", reason)
         if enough is not None and enough(decisions[position]):
             record(Result(decisions[position], Outcome.NOT_NEEDED, "earlier removals freed enough"))
             position += 1
             continue
         remover = removers[decisions[position].kind]
-        batch = _next_batch(decisions, position, remover)
+        batch = _next_batch(decisions, position, remover, single=busy is not None)
         started_s = clock.monotonic_s()
         try:
             if isinstance(remover, BatchRemover):
@@ -403,10 +410,18 @@ async def caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
         return error
 
 
-def _next_batch(decisions: Sequence[Decision], position: int, remover: Remover | BatchRemover) -> Sequence[Decision]:
-    """Return the next decisions on one kind of item: up to a batch for a batch remover, otherwise one decision."""
+async def _reason_to_end(stop: asyncio.Event, busy: Callable[[], Awaitable[str]] | None) -> str:
+    if not stop.is_set() and busy is not None and (reason := await busy()):
+        return reason
+    return "pass stopped" if stop.is_set() else ""
+
+
+def _next_batch(
+    decisions: Sequence[Decision], position: int, remover: Remover | BatchRemover, *, single: bool
+) -> Sequence[Decision]:
+    """Return the next decisions on one kind of item: up to a batch for a batch remover, or one decision."""
     kind = decisions[position].kind
-    if not isinstance(remover, BatchRemover):
+    if single or not isinstance(remover, BatchRemover):
         return decisions[position : position + 1]
     end = position + 1
     while end < len(decisions) and end < position + remover.batch_size and decisions[end].kind is kind:

@@ -79,6 +79,11 @@ class Preview(Record):
         return any(plan.ends_undo for plan in self.plans)
 
     @property
+    def ahead_available_bytes(self) -> int | None:
+        """Available bytes at which a collection ahead of the forecast ends; ``None`` for any other pass."""
+        return next((each.ahead_available_bytes for each in self.plans if each.kind == "images"), None)
+
+    @property
     def acts(self) -> bool:
         """Whether a pass would collect garbage or remove an item."""
         return bool(self.pending_bytes) or bool(self.removals)

@@ -132,10 +132,11 @@ class ImageRemover:
             pod_images=await self._reader.read_pod_images(),
         )
         by_age = {each.id for each in decisions if each.reason.code is ReasonCode.UNUSED_TOO_LONG}
+        ahead = {each.id for each in decisions if each.reason.code is ReasonCode.COLLECT_AHEAD}
         stale: dict[str, str] = {}
         if unobserved_s > LONGEST_UNOBSERVED_S:  # such as during the confirmation prompt
             reason = f"image use not observed for {format_duration(unobserved_s)} since the plan"
-            stale = dict.fromkeys(by_age & images.keys(), reason)
+            stale = dict.fromkeys((by_age | ahead) & images.keys(), reason)
         return stale | {
             verdict.id: verdict.reason.sentence
             for verdict in plan_image_gc(fresh, self._policy, remove_all_unused=True).decisions

@@ -21,6 +21,7 @@ from nodeagent.config.validation import (
     beyond_minimum_age,
     form,
     registry,
+    time_ahead,
 )
 from nodeagent.gc.plan.image_protection import RULE_FORM, Irreplaceable, ProtectionPolicy, parse_rule
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
@@ -63,6 +64,16 @@ class ImageGCSection(Section):
         about(
             "Maximum time without use of an image. An image unused for longer is removed regardless of disk usage. "
             "No image is removed by age before image use was observed without a gap for this time. 0 disables."
+        ),
+    ] = "0s"
+    collect_ahead: Annotated[
+        Duration,
+        Check(time_ahead),
+        form("duration from 30m to 24h, or 0"),
+        about(
+            "Time before the high threshold in which the daemon removes images, at low priority: if by the forecast "
+            "the threshold for bytes is met within this time, only the images that keep the usage below it for this "
+            "time, and no image whose use is expected within it. 0 disables."
         ),
     ] = "0s"
     minimum_gain: Annotated[
@@ -176,6 +187,7 @@ def gc_policy(images: ImageGCSection, containers: ContainerGCSection, protect: P
             low_threshold_inodes_percent=images.low_threshold_inodes_percent,
             minimum_age_s=parse_duration_s(images.minimum_age),
             maximum_unused_age_s=parse_duration_s(images.maximum_unused_age),
+            collect_ahead_s=parse_duration_s(images.collect_ahead),
             minimum_gain_bytes=parse_bytes(images.minimum_gain),
             max_images_per_pass=images.max_images_per_pass,
             max_bytes_per_pass=parse_bytes(images.max_bytes_per_pass),

@@ -231,6 +231,8 @@ class Plan(Record):
         warnings: warnings for the operator.
         blocked: reason that no decision is possible; empty normally. A blocked plan has no removals.
         ends_undo: whether the undo windows of removed images end before the removals, because space is needed.
+        ahead_available_bytes: available bytes of the image filesystem at which a collection ahead of the forecast ends;
+            ``None`` for any other plan.
         targets: on a node with several image filesystems, the target of each filesystem from which images are removed;
             ``wanted_bytes`` and ``wanted_inodes`` are their sums. Empty on a node with one image filesystem.
         removals: the decisions with the verdict ``remove``, in order of execution; computed.
@@ -247,6 +249,7 @@ class Plan(Record):
     ends_undo: bool = False
     targets: tuple[FilesystemTarget, ...] = ()
     wanted_inodes: int = 0
+    ahead_available_bytes: int | None = None
     removals: tuple[Decision, ...] = ()
 
     def __post_init__(self) -> None:

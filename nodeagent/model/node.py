@@ -258,6 +258,20 @@ class RuntimeInfo(Record):
     endpoint: str = ""
 
 
+class CollectionForecast(Record):
+    """Growth of the image filesystem, in bytes per second, by a forecast of the high threshold of image GC.
+
+    Attributes:
+        at: wall time of the newest reading of the forecast.
+        rate: expected growth.
+        lowest_rate: growth at the latest time of the forecast's range.
+    """
+
+    at: datetime
+    rate: float
+    lowest_rate: float
+
+
 class NodeSnapshot(Record):
     """Snapshot of the node from one observation, the input of the planners.
 
@@ -279,6 +293,7 @@ class NodeSnapshot(Record):
         image_filesystem_error: reason that the image filesystem could not be read; empty normally.
         image_filesystems: all image filesystems of a node with several, the runtime's first one (``image_filesystem``)
             included; empty on a node with one image filesystem.
+        collection_forecast: growth of the image filesystem; ``None`` without a forecast, or without a growth.
         storage: the storage graph; ``None`` if only CRI is available, in which case image sizes are upper bounds.
         writable_bytes: size of the writable layer by container id, where known.
         writable_inodes: number of inodes of the writable layer by container id, where known.
@@ -310,6 +325,7 @@ class NodeSnapshot(Record):
     image_filesystem: FsObservation | None = None
     image_filesystem_error: str = ""
     image_filesystems: tuple[ImageFilesystem, ...] = ()
+    collection_forecast: CollectionForecast | None = None
     storage: StorageGraph | None = None
     writable_bytes: Mapping[str, int] = field(default_factory=dict)
     writable_inodes: Mapping[str, int] = field(default_factory=dict)

@@ -14,6 +14,7 @@ class ReasonCode(StrEnum):
     LEAST_RECENTLY_USED = "least-recently-used"
     UNUSED_TOO_LONG = "unused-too-long"
     UNTAGGED_FIRST = "untagged-first"
+    COLLECT_AHEAD = "collect-ahead"
     ALL_UNUSED = "all-unused"
     EVICTION_THRESHOLD_MET = "eviction-threshold-met"
     IRREPLACEABLE_LAST = "irreplaceable-last"
@@ -36,6 +37,7 @@ class ReasonCode(StrEnum):
     USED_THIS_PASS = "used-this-pass"
     USE_UNKNOWN = "use-unknown"
     GAIN_TOO_SMALL = "gain-too-small"
+    USE_EXPECTED = "use-expected"
     BELOW_HIGH_THRESHOLD = "below-high-threshold"
     THRESHOLD_DISABLED = "threshold-disabled"
     AGE_NOT_OBSERVED = "age-not-observed"
@@ -140,6 +142,10 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
         "no use observed for {unused_s}, more than the maximum of {maximum_s}; observed since {observed_since_at}"
     ),
     ReasonCode.UNTAGGED_FIRST: ("no tag, removed before all images with a tag; imagefs{on} {usage}"),
+    ReasonCode.COLLECT_AHEAD: (
+        "least recently used; by the forecast imagefs is {high_percent}% full in {expected_s}, within collect_ahead "
+        "{ahead_s}"
+    ),
     ReasonCode.ALL_UNUSED: "unused; removed at any usage of imagefs",
     ReasonCode.EVICTION_THRESHOLD_MET: "unused; removed to clear an eviction threshold",
     ReasonCode.IRREPLACEABLE_LAST: "cannot be pulled again: {how}; removed last, as no other image frees enough",
@@ -165,6 +171,7 @@ SENTENCES: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.USED_THIS_PASS: "used at {last_used_at}, after this pass started",
     ReasonCode.USE_UNKNOWN: "use unknown: {detail}",
     ReasonCode.GAIN_TOO_SMALL: "would free only {gain_bytes}, less than the minimum gain {minimum_bytes}",
+    ReasonCode.USE_EXPECTED: "not collected ahead of the threshold: {detail}",
     ReasonCode.BELOW_HIGH_THRESHOLD: "imagefs{on} is {used_percent}% full, below the high threshold {high_percent}%",
     ReasonCode.THRESHOLD_DISABLED: "threshold collection disabled (high threshold 100%)",
     ReasonCode.AGE_NOT_OBSERVED: "not removed by age: {detail}, maximum {maximum_s}",

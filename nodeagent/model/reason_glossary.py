@@ -46,6 +46,12 @@ GLOSSARY: Final[Mapping[Code, Meaning]] = {
     Code.UNTAGGED_FIRST: Meaning(
         _IMAGE_REMOVED, "Space is needed, and images without a tag are removed before others.", _HOLD_HINT
     ),
+    Code.COLLECT_AHEAD: Meaning(
+        _IMAGE_REMOVED,
+        "By the forecast, the image filesystem meets its high threshold within image_gc.collect_ahead; the image is "
+        "unused, next in order of use, and its use is not expected within this time.",
+        _HOLD_HINT,
+    ),
     Code.ALL_UNUSED: Meaning(_IMAGE_REMOVED, "The image is unused, and was selected by a command.", _HOLD_HINT),
     Code.EVICTION_THRESHOLD_MET: Meaning(
         _IMAGE_REMOVED, "An eviction threshold is met; unused images are removed before pods are evicted.", _HOLD_HINT
@@ -114,6 +120,11 @@ GLOSSARY: Final[Mapping[Code, Meaning]] = {
     Code.USE_UNKNOWN: Meaning(_IMAGE_KEPT, "The agent cannot know all pods that use images.", _DOCTOR),
     Code.GAIN_TOO_SMALL: Meaning(
         _IMAGE_KEPT, "Its removal frees less than image_gc.minimum_gain.", "Most of its layers are shared: see explain."
+    ),
+    Code.USE_EXPECTED: Meaning(
+        _IMAGE_KEPT,
+        "By its recorded use, the image may be used again within image_gc.collect_ahead, or its use was not observed "
+        "for this time. At the high threshold it is removed like others.",
     ),
     Code.BELOW_HIGH_THRESHOLD: Meaning(
         _IMAGE_KEPT,

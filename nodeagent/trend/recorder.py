@@ -11,6 +11,8 @@ from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache, SignalLayout
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.loops.passes import wait_for_any
+from nodeagent.model.node import CollectionForecast
+from nodeagent.model.outlook import ThresholdKind
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.record import Record
 from nodeagent.telemetry.logging import StateLog, stable
@@ -45,6 +47,7 @@ _LONG_EVERY: Final = 15
 """Lines from which the outlook is computed less often, and lines from one computation to the next."""
 _IMAGES_KEPT_S: Final = 3600.0
 _PODS_WITHIN_S: Final = 20.0
+_IMAGE_RESOURCES: Final = (Signal.NODEFS_AVAILABLE.value, Signal.IMAGEFS_AVAILABLE.value)
 
 
 class ImageReading(Record):
@@ -70,6 +73,7 @@ class TrendState:
         parts: last amounts by resource and part, with which the fastest growing parts are found.
         lasting: expected shortages, see ``follow_shortages``.
         shortage: whether a shortage is expected; ``None`` before the first outlook.
+        collected_at: wall time of the last pass of image GC that removed something; ``None`` before the first.
     """
 
     images: ImageReading | None = None
@@ -77,6 +81,23 @@ class TrendState:
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     lasting: Mapping[str, float] = field(default_factory=dict)
     shortage: ExpectedShortage | None = None
+    collected_at: datetime | None = None
+
+    def collection_forecast(self) -> CollectionForecast | None:
+        """Return the growth until image GC starts for bytes, from a forecast with an end.
+
+        ``None`` without one, and until the forecast has a reading after the last collection, whose effect is unknown.
+        """
+        for each in self.outlook:
+            for found in each.forecasts if each.resource in _IMAGE_RESOURCES else ():
+                if found.threshold.name is not ThresholdKind.COLLECTION:
+                    continue
+                if not (found.rate_per_s and found.expected_s and found.latest_s):
+                    continue
+                if self.collected_at is None or each.observed_at > self.collected_at:
+                    lowest = found.rate_per_s * found.expected_s / found.latest_s
+                    return CollectionForecast(each.observed_at, found.rate_per_s, lowest)
+        return None
 
     def note_images(self, snapshot: NodeSnapshot, policy: ImageGCPolicy, freed_bytes: int, now_s: float) -> None:
         """Keep the sizes of the images of a pass, and what image GC could still free after ``freed_bytes``."""

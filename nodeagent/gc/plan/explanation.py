@@ -124,7 +124,7 @@ def image_condition(
         return f"once {' and '.join(dict.fromkeys(once))}; then {_by_threshold(policy, order)}"
     code = codes[0]
     unused = f"once unused for {format_duration(policy.maximum_unused_age_s)}" if policy.maximum_unused_age_s else ""
-    if code in (ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED):
+    if code in _BY_USE:
         return f"{by_use}; or {unused}" if unused else by_use
     if code is ReasonCode.THRESHOLD_DISABLED:
         return unused or "never while image GC by threshold and by age are disabled"
@@ -154,7 +154,7 @@ def _by_threshold(policy: ImageGCPolicy, order: str) -> str:
 
 
 _SHORTEST_ID: Final = 4
-_BY_USE: Final = frozenset({ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED})
+_BY_USE: Final = frozenset({ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED, ReasonCode.USE_EXPECTED})
 
 
 class Sharing(Record):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.last_result import keep_last_result
 from nodeagent.model.decision import Accounting, Detail, Reason, ReasonCode
@@ -11,15 +12,22 @@ from nodeagent.model.runtime import Space, total_space
 from nodeagent.record import Record, replace
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from nodeagent.gc.plan.policy import ImageGCPolicy
     from nodeagent.model.decision import FilesystemTarget, Plan
-    from nodeagent.model.node import NodeSnapshot
+    from nodeagent.model.node import CollectionForecast, NodeSnapshot
     from nodeagent.model.runtime import FsObservation, Image, ImageFilesystem, StorageGraph
 
 Gain = tuple[int | None, int | None]
 """Bytes and inodes freed by a removal; ``None`` if unknown."""
 
 _ELSEWHERE = -1
+_FORECAST_KEPT_S: Final = 1800.0
+"""Maximum age of the newest reading of a forecast: a forecast is computed every 15 minutes, or more often."""
+_LEAST_SHARE: Final = 0.02
+"""Least collection ahead, relative to the use. The forecast of the next one excludes the effect of a collection only if
+the record shows it beside the growth between two passes; otherwise the growth would seem to have ended."""
 
 
 class SpaceNeeded(NamedTuple):
@@ -289,6 +297,7 @@ class Target(Record):
         ends_undo: whether undo windows end before the removals; their bytes are included in ``pending_bytes``.
         number: index of the image filesystem in the snapshot; ``None`` on a node with one image filesystem.
         at_once: whether the space is needed now, so that removals do not wait for space that a later pass frees.
+        ahead_available_bytes: available bytes that a collection ahead of the forecast reaches; ``None`` for any other.
     """
 
     kept: Reason | None
@@ -298,6 +307,7 @@ class Target(Record):
     ends_undo: bool = False
     number: int | None = None
     at_once: bool = False
+    ahead_available_bytes: int | None = None
 
     def reached_by(self, size_bytes: int, inodes: int) -> bool:
         """Return whether removals that free this space reach the target; false if all unused images are removed."""
@@ -395,6 +405,37 @@ class CollectedFilesystem(Record):
         if not any(wanted):
             return Target(_ENOUGH, reason, number=self.number)
         return self._after_pending(wanted, freed, reason)
+
+    def ahead(self, policy: ImageGCPolicy, forecast: CollectionForecast, now: datetime, freed: Space) -> Target | None:
+        """Return the target that keeps the usage below the high threshold for the policy's time ahead, by a forecast.
+
+        ``None`` if nothing is needed for this: the threshold is not met within this time at the lowest rate of the
+        forecast; the forecast is too old; the usage is close to the low threshold; or space freed without an image
+        removal is enough. The expected rate determines the amount, which is at least ``_LEAST_SHARE`` of the use.
+        """
+        observed = self.observed
+        if observed is None or self.number is not None or abs((now - forecast.at).total_seconds()) > _FORECAST_KEPT_S:
+            return None
+        size = _usages(observed, policy)[0].after(freed.size_bytes)
+        left_bytes = replace(observed, available_bytes=size.available).bytes_until(size.high)
+        least = int(_LEAST_SHARE * (size.total - size.available))
+        is_met = left_bytes < forecast.lowest_rate * policy.collect_ahead_s
+        wanted = min(size.above_low, max(least, math.ceil(forecast.rate * policy.collect_ahead_s) - left_bytes))
+        needed = SpaceNeeded(wanted).beyond(total_space((self.pending, self.undo)))
+        if not is_met or wanted < least or not any(needed):
+            return None
+        details: dict[str, Detail] = {
+            "used_percent": size.used_percent,
+            "high_percent": size.high,
+            "expected_s": left_bytes / forecast.rate,
+            "ahead_s": policy.collect_ahead_s,
+        }
+        return Target(
+            None,
+            Reason(ReasonCode.COLLECT_AHEAD, details),
+            SpaceNeeded(needed.size_bytes + freed.size_bytes),
+            ahead_available_bytes=size.available + needed.size_bytes,
+        )
 
     def _after_pending(self, wanted: SpaceNeeded, freed: Space, reason: Reason) -> Target:
         """Return the target reduced by space freed without an image removal: pending content and undo windows."""

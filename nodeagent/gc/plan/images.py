@@ -134,7 +134,7 @@ class Selection:
                 for image in waiting:
                     later = _plus(later, self._gain_for(image, target))
                 target = replace(target, enough=wanted.beyond(later))
-            if target.kept is None and not self._is_ended_with(last, target):
+            if target.kept is None and not self.is_ended_with(last, target):
                 self.kept |= {
                     each.id: Reason(ReasonCode.IRREPLACEABLE_INSUFFICIENT, {"how": self._last[each.id]})
                     for each in last
@@ -171,12 +171,12 @@ class Selection:
         """Return the minimum bytes that a removal must free; 0 while inodes are needed, since small files use many."""
         return 0 if target.enough is not None and target.enough.inodes else self._minimum_bytes
 
-    def _is_ended_with(self, irreplaceable: Sequence[ImageCandidate], target: Target) -> bool:
+    def is_ended_with(self, candidates: Sequence[ImageCandidate], target: Target) -> bool:
         """Return whether the removals so far and these images end the shortage, without the limits per pass."""
         if target.enough is None:
             return True
         ledger, freed = ledger_for(self._snapshot), Space()
-        for image in (*self._images.values(), *(each.image for each in irreplaceable)):
+        for image in (*self._images.values(), *(each.image for each in candidates)):
             gain = ledger.gain(image) if target.number is None else ledger.gain_on(image, target.number)
             if image.id in self._images or (gain[0] or 0) >= self._minimum_for(target):
                 ledger.take(image)
@@ -352,6 +352,26 @@ def unused_since(usage: ImageUsage, observed_since: datetime) -> datetime:
     return max(usage.last_used or usage.first_detected, usage.first_detected, observed_since)
 
 
+def use_expected(usage: ImageUsage | None, observed_since: datetime | None, now: datetime, ahead_s: float) -> str:
+    """Return why an image may be used within the next ``ahead_s`` seconds, by its record of use; empty if unexpected.
+
+    It may be if it was used or pulled, or if use was not observed, at any time in the last ``ahead_s`` seconds; and if
+    it was used again before after a pause as long as the current one, give or take ``ahead_s``.
+    """
+    if usage is None or observed_since is None:
+        return "its use is not observed"
+    unused_s = (now - unused_since(usage, observed_since)).total_seconds()
+    if unused_s < ahead_s:
+        return f"no use observed for {format_duration(max(0.0, unused_s))}, less than collect_ahead"
+    if usage.last_used is None:
+        return ""
+    pause_s = (now - usage.last_used).total_seconds()
+    before_s = next((each for each in usage.pauses_s if abs(each - pause_s) <= ahead_s), None)
+    if before_s is None:
+        return ""
+    return f"used again after a pause of {format_duration(before_s)} before, last used {format_duration(pause_s)} ago"
+
+
 _NOTHING_SPENT: Final = Spent()
 
 
@@ -419,6 +439,7 @@ class _ImagePlanner:
         self._now = snapshot.observed_at
         self._context = context
         self._unobserved: dict[str, Reason] = {}
+        self._not_ahead: SpaceNeeded | None = None
         protection, self._last = policy.protection, dict[str, str]()
         if protection.irreplaceable is Irreplaceable.LAST:
             self._last = irreplaceable_images(snapshot, protection.unreachable_registries)
@@ -439,7 +460,8 @@ class _ImagePlanner:
             candidates = self._remove_unused_too_long(candidates)
         old_enough, selection = self._old_enough(candidates), self._selection
         targets = self._remove_for_space(old_enough, needed, remove_all_unused=remove_all_unused, only_on=only_on)
-        wanted = [each.enough for each in targets if each.enough is not None and not each.at_once]
+        with_target = [each for each in targets if not each.at_once and each.ahead_available_bytes is None]
+        wanted = [each.enough for each in with_target if each.enough is not None]
         self._kept.update(with_last_reasons(self._kept, self._last))
         for image_id, reason in self._unobserved.items():
             if image_id in self._kept and self._kept[image_id].code not in LIMITS:
@@ -453,6 +475,7 @@ class _ImagePlanner:
             wanted_inodes=sum(each.inodes for each in wanted),
             pending_bytes=sum(each.pending_bytes for each in targets),
             warnings=tuple(self._warnings(targets)),
+            ahead_available_bytes=next((each.ahead_available_bytes for each in targets), None),
             ends_undo=any(each.ends_undo for each in targets),
             targets=tuple(
                 FilesystemTarget(
@@ -482,6 +505,8 @@ class _ImagePlanner:
             else:
                 every = each.everything(ends_undo=self._context.only is None)
                 target = every if remove_all_unused else self._target(each)
+                if target.kept is not None and target.kept.code is ReasonCode.BELOW_HIGH_THRESHOLD:
+                    candidates, target = self._ahead(each, candidates, target)
             targets.append(target)
             if each.number is None:
                 self._selection.remove_in_groups(candidates, target)
@@ -502,6 +527,35 @@ class _ImagePlanner:
         selection = self._selection
         counts_inodes = selection.ledger.accounting is Accounting.LAYERS
         return filesystem.target(self._policy, selection.freed(filesystem.number), counts_inodes=counts_inodes)
+
+    def _ahead(
+        self, filesystem: CollectedFilesystem, candidates: Sequence[ImageCandidate], below: Target
+    ) -> tuple[Sequence[ImageCandidate], Target]:
+        """Return the candidates and the target of a collection ahead of the forecast, otherwise both arguments.
+
+        Irreplaceable images, and images whose use is expected within the time, are no candidates. Nothing is removed
+        if the candidates do not keep the usage below the threshold, or while ages by the wall clock are unknown.
+        """
+        policy, forecast = self._policy, self._snapshot.collection_forecast
+        if not policy.collect_ahead_s or forecast is None or clock_untrusted(self._snapshot.clock) is not None:
+            return candidates, below
+        target = filesystem.ahead(policy, forecast, self._now, self._selection.freed(None))
+        if target is None:
+            return candidates, below
+        usage, observed_since = self._snapshot.image_usage, self._snapshot.image_use_observed_since
+        expected = {
+            each.id: Reason(ReasonCode.USE_EXPECTED, {"detail": detail})
+            for each in candidates
+            if (detail := use_expected(usage.get(each.id), observed_since, self._now, policy.collect_ahead_s))
+        }
+        removable = [each for each in candidates if each.id not in self._last and each.id not in expected]
+        if not self._selection.is_ended_with(removable, target):
+            self._not_ahead = target.enough
+            return candidates, below
+        self._kept.update(expected)
+        last = [each.id for each in candidates if each.id in self._last]
+        self._kept.update(dict.fromkeys(last, cast("Reason", below.kept)))
+        return removable, target
 
     def _collected(self, only_on: str) -> list[CollectedFilesystem]:
         found, paths = collected_filesystems(self._snapshot), [each.path for each in self._snapshot.image_filesystems]
@@ -591,6 +645,12 @@ class _ImagePlanner:
         if unknown is not None:
             yield f"no image is removed: {unknown.details['detail']}"
         yield from self._space_warnings(targets)
+        if self._not_ahead is not None:
+            yield (
+                f"by the forecast imagefs meets its threshold within {format_duration(self._policy.collect_ahead_s)}, "
+                f"but images without expected use do not free {format_bytes(self._not_ahead.size_bytes)}; none is "
+                "removed before the threshold"
+            )
         if self._unobserved:
             reason = next(iter(self._unobserved.values()))
             maximum = format_duration(self._policy.maximum_unused_age_s)

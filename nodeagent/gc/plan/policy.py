@@ -27,6 +27,8 @@ class ImageGCPolicy(Record):
             this age may be removed.
         maximum_unused_age_s: an image unused for longer is removed at any filesystem usage, once image use has been
             observed for longer than this age; 0 disables removal by age.
+        collect_ahead_s: time before the high threshold, by the forecast, in which images are removed so that the
+            threshold is not met within this time; 0 disables such removals.
         minimum_gain_bytes: minimum bytes that the removal of an image by threshold must free; 0 disables the minimum.
         max_images_per_pass: maximum number of images removed per pass; 0 for no limit.
         max_bytes_per_pass: maximum bytes freed per pass; 0 for no limit. A larger image is removed if it is the first
@@ -46,6 +48,7 @@ class ImageGCPolicy(Record):
     low_threshold_inodes_percent: int = 85
     minimum_age_s: float = 120.0
     maximum_unused_age_s: float = 0.0
+    collect_ahead_s: float = 0.0
     minimum_gain_bytes: int = 0
     max_images_per_pass: int = 0
     max_bytes_per_pass: int = 0

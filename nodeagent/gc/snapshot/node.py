@@ -22,7 +22,15 @@ from nodeagent.gc.snapshot.lists import CONFIRM_S, FindRunning, ListCheck
 from nodeagent.host import pod_logs as podlogs
 from nodeagent.host.pod_logs import FAR_FUTURE, MAX_TREE_S, read_log_tree
 from nodeagent.loops.clock_reading import read_clocks, with_valid_times
-from nodeagent.model.node import ContainerLogLink, Hold, LogTree, NodeSnapshot, PodLogDirectory, Role
+from nodeagent.model.node import (
+    CollectionForecast,
+    ContainerLogLink,
+    Hold,
+    LogTree,
+    NodeSnapshot,
+    PodLogDirectory,
+    Role,
+)
 from nodeagent.model.runtime import FsObservation, GapCause, Sandbox, Space
 from nodeagent.pods.images import no_pod_images
 from nodeagent.pods.plan.deletion import checked_pod_list
@@ -134,6 +142,7 @@ class NodeSnapshotReader:
         find_running: FindRunning,
         read_pod_images: PodImageSource = no_pod_images,
         read_pod_list: Callable[[], PodList | None] = lambda: None,
+        read_forecast: Callable[[], CollectionForecast | None] = lambda: None,
         rules: Sequence[ProtectionRule] = (),
         confirm_s: float = CONFIRM_S,
     ) -> None:
@@ -154,6 +163,7 @@ class NodeSnapshotReader:
             find_running: finds running containers by the kernel's cgroups; blocking.
             read_pod_images: reads the images that pods of this node reference.
             read_pod_list: returns the pod list of the API server.
+            read_forecast: returns the growth of the image filesystem.
             rules: protection rules, whose labels are read.
             confirm_s: time in seconds before a second reading of contradictory lists.
         """
@@ -163,6 +173,7 @@ class NodeSnapshotReader:
         self._memory = memory
         self._read_role = read_role
         self._read_pod_list = read_pod_list
+        self._read_forecast = read_forecast
         self._logs = PodLogReader(pod_log_root, container_log_root, clock)
         self._dead_layers = DeadLayers(cri, storage.measure_layer)
         self._details = ItemDetails(cri)
@@ -233,6 +244,7 @@ class NodeSnapshotReader:
             booted_at=at.wall - timedelta(seconds=at.boottime_s),
             pod_list=checked_pod_list(self._read_pod_list(), sandboxes),
             contradictions=contradictions,
+            collection_forecast=self._read_forecast(),
             clock=trust,
         )
         snapshot = await asyncio.to_thread(

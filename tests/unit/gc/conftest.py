@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.gc.snapshot.images import ObservationStore, PodImageSource
-    from nodeagent.model.node import Hold
+    from nodeagent.model.node import CollectionForecast, Hold
     from tests.sim.node import SimNode
     from tests.sim.scenario import Scenario
 
@@ -72,6 +72,7 @@ class RigOptions:
     read_holds: Callable[[], tuple[Hold, ...]] = tuple
     memory: ObservationStore | None = None
     read_pod_images: PodImageSource = no_pod_images
+    read_forecast: Callable[[], CollectionForecast | None] = lambda: None
     make_scenario: Callable[[], Scenario] = example_node
 
 
@@ -124,6 +125,7 @@ def _compose(node: SimNode, server: SimServer, connection: RuntimeConnection, ro
         read_role=standalone,
         find_running=lambda _known: (frozenset(), False),
         read_pod_images=options.read_pod_images,
+        read_forecast=options.read_forecast,
         rules=options.policy.images.protection.rules,
     )
     removers = RemoverFactory(

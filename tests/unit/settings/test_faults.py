@@ -33,6 +33,8 @@ from nodeagent.settings.settings import Config
             '[image_gc]\nmaximum_unused_age = "1m"',
             'image_gc.maximum_unused_age = "1m": must be longer than minimum_age',
         ),
+        ('[image_gc]\ncollect_ahead = "29m"', 'image_gc.collect_ahead = "29m": must be from 30m to 24h, or 0'),
+        ('[image_gc]\ncollect_ahead = "25h"', 'image_gc.collect_ahead = "25h": must be from 30m to 24h, or 0'),
         (
             '[image_gc]\nmax_bytes_per_pass = "1 pound"',
             "image_gc.max_bytes_per_pass = \"1 pound\": '1 pound' is not a size",
@@ -162,6 +164,16 @@ def test_reference_lists_every_key() -> None:
     text = reference()
     assert all(each.description for each in (*fields_of(Config), *settings_of(Config)))
     assert [each.key for each in settings_of(Config) if f"| `{each.name}` |" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [('"0s"', 0), ("0", 0), ('"30m"', 1800), ('"2h"', 7200), ('"1d"', 86400)]
+)
+def test_time_ahead_is_off_or_from_half_an_hour_to_a_day(tmp_path: Path, value: str, seconds: float) -> None:
+    path = tmp_path / "config.toml"
+    assert load(None).config.settings().policy.images.collect_ahead_s == 0
+    path.write_text(f"[image_gc]\ncollect_ahead = {value}\n")
+    assert load(path).config.settings().policy.images.collect_ahead_s == seconds
 
 
 def test_settings_of_the_file_are_in_the_policies(tmp_path: Path) -> None:

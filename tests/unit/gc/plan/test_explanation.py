@@ -152,6 +152,7 @@ _REMOVED = frozenset(
         ReasonCode.LEAST_RECENTLY_USED,
         ReasonCode.UNTAGGED_FIRST,
         ReasonCode.UNUSED_TOO_LONG,
+        ReasonCode.COLLECT_AHEAD,
         ReasonCode.ALL_UNUSED,
         ReasonCode.EVICTION_THRESHOLD_MET,
         ReasonCode.IRREPLACEABLE_LAST,
