@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings, strategies as st
 
 from nodeagent.gc.plan.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.gc.plan.policy import ContainerGCPolicy, GCPolicy, ImageGCPolicy, PodLogPolicy, SandboxGCPolicy
-from nodeagent.model.node import NodeSnapshot, Role
+from nodeagent.model.node import CollectionForecast, NodeSnapshot, Role
 from nodeagent.model.pods import PodList, PodListSource
 from nodeagent.model.runtime import (
     ANNOTATION_SOURCE,
@@ -151,6 +151,7 @@ def nodes(draw: st.DrawFn, *, pins: bool = True) -> NodeSnapshot:
         booted_at=draw(st.sampled_from([None, ago(100), ago(10**7), ago(10**7)])),
         sandboxes_unread=draw(st.sampled_from([frozenset(), frozenset(), frozenset({"sb-p0"})])),
         sandbox_images=draw(st.sampled_from([frozenset(), frozenset({"r.io/web0:2"})])),
+        collection_forecast=draw(st.sampled_from([None, CollectionForecast(ago(60), MIB / 10, MIB / 20)])),
         **fields,
     )
 
@@ -164,6 +165,7 @@ def image_policies(draw: st.DrawFn, *, limits: bool = True, gain: bool = True) -
         low_threshold_percent=draw(st.integers(0, high - 1)),
         minimum_age_s=draw(st.sampled_from([0.0, 120.0, 1000.0])),
         maximum_unused_age_s=draw(st.sampled_from([0.0, 0.0, 300.0])),
+        collect_ahead_s=draw(st.sampled_from([0.0, 1800.0])),
         minimum_gain_bytes=draw(st.sampled_from([0, 0, 30 * MIB])) if gain else 0,
         max_images_per_pass=draw(st.sampled_from([0, 0, 1, 3])) if limits else 0,
         max_bytes_per_pass=draw(st.sampled_from([0, 0, 100 * MIB])) if limits else 0,

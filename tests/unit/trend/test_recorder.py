@@ -9,16 +9,23 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import pytest
+
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.loops.passes import LoopStatuses, PassLock
+from nodeagent.model.node import CollectionForecast
+from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.settings.loading import load
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.telemetry import logging as log
+from nodeagent.trend.plan.forecast import Forecast, Threshold
+from nodeagent.trend.plan.outlook import ResourceOutlook
 from nodeagent.trend.plan.readings import ResourceReading
-from nodeagent.trend.recorder import EVERY_S, RecorderTask
+from nodeagent.trend.recorder import EVERY_S, RecorderTask, TrendState
 from nodeagent.trend.sample_file import FILE_NAME, RecordedLine, SampleFile
+from tests.sim.clock import START
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer
@@ -219,3 +226,34 @@ async def test_too_few_readings_are_unknown_and_no_shortage(tmp_path: Path) -> N
     assert shortage.is_expected is None
     assert "memory: eviction at " in shortage.detail
     assert events(node) == []
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "latest_s", "collected_s", "found"),
+    [
+        pytest.param("nodefs.available", ThresholdKind.COLLECTION, 7200.0, None, True, id="images on nodefs"),
+        pytest.param("imagefs.available", ThresholdKind.COLLECTION, 7200.0, None, True, id="images on imagefs"),
+        pytest.param("imagefs.available", ThresholdKind.COLLECTION, None, None, False, id="range without an end"),
+        pytest.param("imagefs.inodesFree", ThresholdKind.COLLECTION, 7200.0, None, False, id="inodes"),
+        pytest.param("imagefs.available", ThresholdKind.HARD, 7200.0, None, False, id="another threshold"),
+        pytest.param("imagefs.available", ThresholdKind.COLLECTION, 7200.0, -1, True, id="collected before"),
+        pytest.param(
+            "imagefs.available", ThresholdKind.COLLECTION, 7200.0, 0, False, id="no reading since"
+        ),
+    ],
+)
+def test_growth_until_collection_is_that_of_a_forecast_with_an_end(
+    resource: str, name: ThresholdKind, latest_s: float | None, collected_s: int | None, *, found: bool
+) -> None:
+    made = Forecast(Threshold(name, 90.0, after_collection=False), Outlook.RANGE, 1800.0, 3600.0, latest_s, 2.0, 9e9)
+    collected_at = None if collected_s is None else START + timedelta(seconds=collected_s)
+    outlook = (ResourceOutlook(resource, 50.0, 100.0, START, (made,), (), ()),)
+    expected = CollectionForecast(START, 2.0, 1.0) if found else None
+    assert TrendState(outlook=outlook, collected_at=collected_at).collection_forecast() == expected
+
+
+@pytest.mark.parametrize("outlook", [Outlook.REACHED, Outlook.NO_TREND, Outlook.UNKNOWN])
+def test_growth_until_collection_is_unknown_without_a_range(outlook: Outlook) -> None:
+    made = Forecast(Threshold(ThresholdKind.COLLECTION, 90.0, after_collection=False), outlook)
+    state = TrendState(outlook=(ResourceOutlook("nodefs.available", 50.0, 100.0, START, (made,), (), ()),))
+    assert state.collection_forecast() is None
