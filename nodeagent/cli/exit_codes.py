@@ -95,9 +95,7 @@ def guarded() -> Iterator[None]:
     except KeyboardInterrupt:
         fail("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        _discard_output()
-        sys.stderr.close()
-        sys.exit(ExitCode.DONE)
+        end_without_reader()
     except OSError as error:
         if error.filename is not None or error.errno not in _FULL:
             _fail_internal()
@@ -105,6 +103,13 @@ def guarded() -> Iterator[None]:
         fail(f"cannot write output: {error.strerror}", ExitCode.FAILED)
     except Exception:  # noqa: BLE001 - the interpreter would print the error unescaped
         _fail_internal()
+
+
+def end_without_reader() -> NoReturn:
+    """Exit with ``DONE`` after the reader of standard output has ended, such as ``head``."""
+    _discard_output()
+    sys.stderr.close()
+    sys.exit(ExitCode.DONE)
 
 
 def _discard_output() -> None:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
+from msgspec import structs
+
 from nodeagent.cli.groups import Group, in_groups, repository
 from nodeagent.cli.table import SHORTEST, Heading, age, done_cell, short_id, short_reference, size_cell
 from nodeagent.text import Cut
@@ -430,6 +432,7 @@ IMAGES: Final[ListView[ImageDocument]] = ListView(
     id=lambda row: row.id,
     name=_name,
     style=_verdict_style,
+    watched=lambda row: structs.replace(row, last_used=None),  # of an image in use, the time of the reading
     groups=IMAGE_GROUPS,
     group=lambda rows: in_groups(rows, lambda row: repository(_name(row))),
 )

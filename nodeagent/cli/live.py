@@ -51,7 +51,10 @@ _NAMES: Final = {
 }
 _REST_OF_KEY_S: Final = 0.05
 """Longest time between the bytes of one key."""
-_END_WITHIN_S: Final = 1.0
+_LATE_S: Final = 5.0
+"""Seconds of a reading after which the age of the shown document is stated."""
+_REDRAWN_S: Final = 1.0
+"""Interval of the drawings during a reading, in seconds."""
 
 
 class Keys(NamedTuple):
@@ -169,18 +172,19 @@ class _View(Generic[D]):
         self._page: Page | None = None
         self._problem = ""
         self._read_at_s = time.monotonic()
+        self._begun_s = self._read_at_s
         self._due_s: float | None = self._read_at_s + every_s
 
     def run(self) -> D:
         while True:
             self._draw()
-            self._terminal.wait(None if self._due_s is None else max(0.0, self._due_s - time.monotonic()))
+            self._terminal.wait(_REDRAWN_S if self._due_s is None else max(0.0, self._due_s - time.monotonic()))
             if not all(map(self._press, self._terminal.keys())):
                 return self._document
             for receive in self._background.finished():
                 receive()
             if self._due_s is not None and time.monotonic() >= self._due_s:
-                self._due_s = None
+                self._due_s, self._begun_s = None, time.monotonic()
                 self._background.start(self._read, self._receive)
 
     def _press(self, key: str) -> bool:
@@ -221,10 +225,12 @@ class _View(Generic[D]):
 
     def _draw(self) -> None:
         columns, rows = self._terminal.size()
-        last = [self._last_line(columns)]
-        if self._problem:
-            old = format_duration(round(time.monotonic() - self._read_at_s))
-            last.insert(0, Line(fit(f"{old} old, trying again: {Line(self._problem).text}", columns), "bold red"))
+        last, now_s = [self._last_line(columns)], time.monotonic()
+        is_late = self._due_s is None and now_s - self._begun_s > _LATE_S
+        if self._problem or is_late:
+            problem = f"trying again: {Line(self._problem).text}" if self._problem else "waiting for an answer"
+            old = format_duration(round(now_s - self._read_at_s))
+            last.insert(0, Line(fit(f"{old} old, {problem}", columns), "bold red"))
         space = max(1, rows - len(last))
         content = self._screen if self._page is None else self._page.scrolled
         shown = wrapped(content.lines(self._document, columns, space), columns)[:space]

@@ -18,6 +18,7 @@ from typer._click.exceptions import NoSuchOption
 from typer.core import TyperGroup
 
 from nodeagent.cli.completion_values import namespaces
+from nodeagent.cli.exit_codes import end_without_reader
 from nodeagent.cli.help import ALIASES, example_text, expand_alias, reads_only
 from nodeagent.cli.listing import ListOptions, ListView
 from nodeagent.errors import UsageError
@@ -103,7 +104,10 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, words)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - types of a module private to typer
-        """Run a command; reword the errors of an invalid option value and of an option that only the group has."""
+        """Run a command; reword the errors of an invalid option value and of an option that only the group has.
+
+        If the reader of the output has ended, the process exits.
+        """
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
@@ -113,6 +117,8 @@ class CommandGroup(TyperGroup):
             if any(error.option_name in each.opts for each in self.params):
                 error.message, error.possibilities = _of_group(error.option_name, ctx), ()
             raise
+        except BrokenPipeError:  # typer would exit with 1
+            end_without_reader()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401, ARG002 - types of a module private to typer
         """Write the commands grouped by panel, with unabridged summaries."""

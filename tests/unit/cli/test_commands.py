@@ -137,6 +137,22 @@ def test_closed_output_is_one_line_on_standard_error(words: str) -> None:
     assert (ended.returncode, ended.stderr) == (1, expected)
 
 
+@pytest.mark.parametrize("words", ["explain --reason all", "config default"])
+def test_command_whose_reader_has_ended_succeeds_silently(words: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "nodeagent", *words.split()],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_json_for_an_ascii_output_is_escaped(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(tmp_path):
         held = nodeagent("hold", "add", "app:v1", "--why", "für später", "--config", str(config))

@@ -194,7 +194,8 @@ def test_watched_list_in_a_pipe_is_printed_again_only_after_a_change_of_its_rows
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    readings = [document_of([image("a")]), document_of([image("a"), image("b")]), document_of([image("a"), image("b")])]
+    in_use = [msgspec.structs.replace(image("a"), last_used=NOW)]  # has the time of each reading while it is in use
+    readings = [document_of(in_use), document_of([image("a"), image("b")]), document_of([image("a"), image("b")])]
     request = ListRequest.of(IMAGES, ListOptions(form, expression="{.items[*].id}\n", watch_s=3.0))
 
     def read() -> Images:

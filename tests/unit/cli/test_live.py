@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.cli import live
 from nodeagent.cli.display import Display, Line
 from nodeagent.cli.live import Scrolled, keys_of
 from nodeagent.cli.terminal import SafeConsole, text_of
@@ -177,6 +178,37 @@ def test_daemon_that_ends_during_the_view_is_stated_and_asked_again() -> None:
         session.press("q")
         assert session.wait() == 0
         assert "Traceback" not in session.received
+
+
+def test_age_of_the_document_is_stated_during_a_long_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, drawn = 0.0, dict[float, str]()
+
+    class Terminal:
+        def wait(self, within_s: float) -> None:
+            nonlocal now_s
+            now_s += within_s
+
+        def keys(self) -> list[str]:
+            return ["q"] if now_s > 9 else []
+
+        def size(self) -> tuple[int, int]:
+            return 80, 3
+
+        def draw(self, lines: list[Line]) -> None:
+            drawn[now_s] = lines[-2].text
+
+    class Unanswered:
+        def start(self, *_: object) -> None:
+            pass
+
+        def finished(self) -> tuple[()]:
+            return ()
+
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    view: Any = live._View(None, Any, 2.0, Scrolled(lambda *_: ()), Terminal(), Unanswered())  # type: ignore[arg-type]  # noqa: SLF001
+    view.run()
+    assert drawn[7] == ""
+    assert drawn[8] == "8s old, waiting for an answer"
 
 
 def test_dumb_terminal_gets_the_output_once(environment: Mapping[str, str]) -> None:
