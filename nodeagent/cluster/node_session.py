@@ -75,6 +75,9 @@ class SessionParts(Record):
         jitter: returns a number from 0 to 1.
         send_event: sends a waiting Event, if any; returns the seconds until the next attempt.
         announcement: whether the API server knows of a shutdown.
+        publish_pod: publishes the status of a pod that has ended, if any, with a function that returns the registered
+            Node object, ``None`` if this agent may no longer report it; returns the seconds until the next attempt.
+            ``None`` if no pod status is published.
     """
 
     lease_requests: NodeRequests
@@ -85,6 +88,7 @@ class SessionParts(Record):
     jitter: Callable[[], float]
     send_event: Callable[[Node], Awaitable[float]]
     announcement: ShutdownAnnouncement = field(default_factory=ShutdownAnnouncement)
+    publish_pod: Callable[[Callable[[], Awaitable[Node | None]]], Awaitable[float]] | None = None
 
 
 class NodeSession:
@@ -145,6 +149,7 @@ class NodeSession:
                 tasks.create_task(self._keep_status(node))
                 tasks.create_task(self._keep_cordon(node))
                 tasks.create_task(self._send_events(node))
+                tasks.create_task(self._publish_pods(node))
         finally:
             self._parts.announcement.end()
 
@@ -332,6 +337,20 @@ class NodeSession:
     async def _send_events(self, node: Node) -> None:
         while not self._ended.is_set() and not await self._is_refused():
             await wait_for_any(await self._parts.send_event(node), self._ended)
+
+    # ---- pods
+
+    async def _publish_pods(self, node: Node) -> None:
+        publish = self._parts.publish_pod
+
+        async def read_node() -> Node | None:
+            """Return the Node object, with the role of the agent evaluated immediately before a write."""
+            if await self._is_refused():
+                return None
+            return await self._read_own(self._parts.status_requests, node)
+
+        while publish is not None and not self._ended.is_set():
+            await wait_for_any(await publish(read_node), self._ended)
 
     async def _wait_for_change(self, seconds: float, *, shutting_down: bool) -> None:
         """Wait ``seconds``, or until a graceful shutdown starts or is cancelled: logind's delay is a few seconds."""

@@ -142,6 +142,7 @@ class KubernetesSettings(Record):
         publish_conditions: whether the agent's own conditions are applied to the Node object.
         condition_taints: effect of each configured taint that follows a condition of the agent, by key.
         publish_events: whether Events about the node and its pods are created.
+        publish_pod_status: whether the status of pods that ended is written if no kubelet manages the node.
         evict_pods: whether pods are evicted through the API server beside a kubelet.
         override_disruption_budgets: whether a pod may be deleted despite its disruption budget as the last resort.
         delete_failed_after_s: age in seconds from which failed pods of this node are deleted; 0 to keep them.
@@ -158,6 +159,7 @@ class KubernetesSettings(Record):
     publish_conditions: bool = False
     condition_taints: Mapping[str, str] = field(default_factory=dict)
     publish_events: bool = False
+    publish_pod_status: bool = False
     evict_pods: bool = False
     override_disruption_budgets: bool = False
     delete_failed_after_s: float = 0.0
@@ -231,6 +233,14 @@ class KubernetesSection(Section):
             "Whether the daemon creates Events about pods and the node, for evictions, expected shortages, failed "
             "passes and shutdowns. "
             "Events about a registered node are created in any case."
+        ),
+    ] = False
+    publish_pod_status: Annotated[
+        Switch,
+        about(
+            "Whether the daemon writes the phase Failed to the status of pods that it evicted or stopped at a "
+            "shutdown, or that ended with an unclean stop of the node: without a kubelet no other component reports "
+            "them. Requires register_node and watch_pods."
         ),
     ] = False
     evict_pods: Annotated[
@@ -334,6 +344,11 @@ class KubernetesSection(Section):
     def __post_init__(self) -> None:
         if self.evict_pods and not self.watch_pods:
             raise ValueError("evict_pods = true requires watch_pods = true: the watch proves which pod is evicted")
+        if self.publish_pod_status and not (self.register_node and self.watch_pods):
+            raise ValueError(
+                "publish_pod_status = true requires register_node and watch_pods = true: the watch proves which pod is "
+                "bound to the registered node"
+            )
         if self.condition_taints and not self.publish_conditions:
             raise ValueError("condition_taints requires publish_conditions = true: the condition states the reason")
         if self.override_disruption_budgets and not self.evict_pods:
@@ -354,6 +369,7 @@ class KubernetesSection(Section):
             publish_conditions=self.publish_conditions,
             condition_taints=parse_condition_taints(self.condition_taints),
             publish_events=self.publish_events,
+            publish_pod_status=self.publish_pod_status,
             evict_pods=self.evict_pods,
             override_disruption_budgets=self.override_disruption_budgets,
             delete_failed_after_s=parse_duration_s(self.delete_failed_after),

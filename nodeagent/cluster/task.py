@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from nodeagent.cluster import NAME
@@ -25,8 +26,9 @@ from nodeagent.telemetry.logging import StateLog
 if TYPE_CHECKING:
     import asyncio
 
+    from nodeagent.cluster.pod_status import PodStatuses
     from nodeagent.daemon.context import DaemonContext, DaemonTask
-    from nodeagent.model.kubernetes import NodeFacts
+    from nodeagent.model.kubernetes import Node, NodeFacts
     from nodeagent.model.pressure import NodeCondition
     from nodeagent.runtime.cri import CriClient
     from nodeagent.settings.settings import Settings
@@ -58,6 +60,7 @@ class RegistrationTask:
         self._ran = False
         self._last = LastFacts()
         self._outbox: EventOutbox | None = None
+        self._pod_statuses: PodStatuses | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run registration sessions until stopped."""
@@ -66,6 +69,11 @@ class RegistrationTask:
         finally:
             if self._outbox is not None:
                 self._outbox.close()
+            self._close_pod_statuses()
+
+    def _close_pod_statuses(self) -> None:
+        if self._pod_statuses is not None:
+            self._pod_statuses.close()
 
     async def _run(self, stop: asyncio.Event) -> None:
         logged = ""
@@ -86,6 +94,7 @@ class RegistrationTask:
 
     def _disable(self, because: str, logged: str) -> None:
         """Report the task as disabled, and log the reason if it changed."""
+        self._close_pod_statuses()
         self._context.loop_statuses.disabled(NAME, because)
         if because != logged:  # logged as a warning if a kubelet prevents the configured registration
             refused = not self._context.dry_run and self._context.roles.current.role is Role.BESIDE_KUBELET
@@ -109,9 +118,11 @@ class RegistrationTask:
         # imported here, since a daemon without registration does not need h11, ssl and the API objects
         from nodeagent.cluster.facts import NodeFactsReader, status_policy  # noqa: PLC0415
         from nodeagent.cluster.node_session import NodeSession, SessionEnd, SessionParts  # noqa: PLC0415
+        from nodeagent.cluster.pod_status import PodStatuses  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
         from nodeagent.kube.api_client import ApiClient, NodeApi  # noqa: PLC0415
         from nodeagent.kube.api_credentials import ApiCredentials  # noqa: PLC0415
+        from nodeagent.pods.pod_api import patch_pod_status  # noqa: PLC0415
 
         access = settings.kubernetes.access
         if access is None:
@@ -119,12 +130,22 @@ class RegistrationTask:
         credentials = ApiCredentials(access)
         name = node_name(settings.kubelet.node_name)
         lease, status, events = (NodeApi(ApiClient(access, credentials), name) for _ in range(3))
+        pods = ApiClient(access, credentials)
         outbox = self._outbox = self._outbox or EventOutbox(self._context.clock)
         if settings.kubernetes.publish_events:
             outbox.close()  # EventsTask sends the Events
         else:
             outbox.open()
         reporter = RegistrationReporter(StateLog(self._logger, self._context.clock), self._context.loop_statuses)
+        statuses = self._pod_statuses = self._pod_statuses or PodStatuses(self._context)
+        if settings.kubernetes.publish_pod_status:
+            statuses.open()
+        else:
+            statuses.close()
+
+        async def publish_pod(read_node: Callable[[], Awaitable[Node | None]]) -> float:
+            return await statuses.publish(read_node, partial(patch_pod_status, pods), reporter)
+
         reader = NodeFactsReader(settings, self._context.clock)
         facts = FactsSource(self._context, settings, reader.read, self._last)
         parts = SessionParts(
@@ -135,6 +156,7 @@ class RegistrationTask:
             is_shutting_down=facts.is_shutting_down,
             jitter=random.random,
             send_event=lambda node: outbox.send(events, node, reporter),
+            publish_pod=publish_pod if settings.kubernetes.publish_pod_status else None,
             announcement=self._context.shutdown_announcement,
         )
         started_s = self._context.clock.monotonic_s()
@@ -148,7 +170,7 @@ class RegistrationTask:
         try:
             end = await session.run(stop)
         finally:
-            for each in (lease, status, events):
+            for each in (lease, status, events, pods):
                 each.close()
         self._contested = end is SessionEnd.CONTESTED
         if end is SessionEnd.DELETED:

@@ -457,7 +457,7 @@ LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EVENTS: Final = "/apis/events.k8s.io/v1/namespaces"
 _CONFLICT: Final = 409
 _CONFLICT_ATTEMPTS: Final = 5
-_MANAGER: Final = "fieldManager=nodeagent"
+FIELD_MANAGER: Final = "fieldManager=nodeagent"
 
 
 class NodeApi:
@@ -474,15 +474,15 @@ class NodeApi:
 
     async def create_node(self, node: Node) -> Node:
         """Create the Node object; return the stored object."""
-        return await self._client.send(ApiRequest("POST", f"{NODES}?{_MANAGER}", msgspec.json.encode(node)), Node)
+        return await self._client.send(ApiRequest("POST", f"{NODES}?{FIELD_MANAGER}", msgspec.json.encode(node)), Node)
 
     async def patch_node(self, patch: Mapping[str, Any], *, dry_run: bool = False) -> Node:
         """Patch the metadata or spec of the Node; return the stored object, in a dry run the object without storage."""
-        return await self._patch(f"{NODES}/{self._name}?{_MANAGER}{'&dryRun=All' if dry_run else ''}", patch)
+        return await self._patch(f"{NODES}/{self._name}?{FIELD_MANAGER}{'&dryRun=All' if dry_run else ''}", patch)
 
     async def patch_status(self, patch: Mapping[str, Any]) -> Node:
         """Patch the status of the Node; return the stored object."""
-        return await self._patch(f"{NODES}/{self._name}/status?{_MANAGER}", patch)
+        return await self._patch(f"{NODES}/{self._name}/status?{FIELD_MANAGER}", patch)
 
     async def get_lease(self) -> Lease | None:
         """Return the Lease of the node; ``None`` if the Lease does not exist."""
@@ -492,12 +492,12 @@ class NodeApi:
         """Create the Lease, or replace it if ``lease`` has a resource version; return the stored object."""
         body = msgspec.json.encode(lease)
         if lease.metadata.resource_version:
-            return await self._client.send(ApiRequest("PUT", f"{LEASES}/{self._name}?{_MANAGER}", body), Lease)
-        return await self._client.send(ApiRequest("POST", f"{LEASES}?{_MANAGER}", body), Lease)
+            return await self._client.send(ApiRequest("PUT", f"{LEASES}/{self._name}?{FIELD_MANAGER}", body), Lease)
+        return await self._client.send(ApiRequest("POST", f"{LEASES}?{FIELD_MANAGER}", body), Lease)
 
     async def create_event(self, body: Mapping[str, Any]) -> None:
         """Create an Event in the namespace of its metadata."""
-        target = f"{EVENTS}/{quote(body['metadata']['namespace'], safe='')}/events?{_MANAGER}"
+        target = f"{EVENTS}/{quote(body['metadata']['namespace'], safe='')}/events?{FIELD_MANAGER}"
         await self._client.send(ApiRequest("POST", target, msgspec.json.encode(body)), msgspec.Raw)
 
     def close(self) -> None:

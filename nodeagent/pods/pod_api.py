@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from nodeagent.errors import ApiServerRefusedError, ApiServerUnavailableError
-from nodeagent.kube.api_client import ApiClient, ApiRequest, ApiStatus, ApiStream
+from nodeagent.kube.api_client import FIELD_MANAGER, STRATEGIC_PATCH, ApiClient, ApiRequest, ApiStatus, ApiStream
 from nodeagent.kube.podspec import parse_listed_pod
 from nodeagent.model.pods import ENDED, PodSpec
 from nodeagent.pods.plan.watch import MAX_ENDED, MAX_PODS, EventKind, PodEvent, compact
@@ -130,6 +130,16 @@ class PodApi:
             if next_page == page.metadata.next_page:
                 raise ApiServerUnavailableError(f"API server: GET {PODS}: continue token repeated")
             next_page = page.metadata.next_page
+
+
+async def patch_pod_status(client: ApiClient, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+    """Patch the status of a pod.
+
+    Raises:
+        ApiServerError: as :meth:`ApiClient.send`, with status 409 for a pod with another UID than in ``patch``.
+    """
+    target = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}/status?{FIELD_MANAGER}"
+    await client.send(ApiRequest("PATCH", target, msgspec.json.encode(patch), STRATEGIC_PATCH), msgspec.Raw)
 
 
 class PodWatch:

@@ -306,6 +306,15 @@ def read_passes(
     return _with_actions(connection, found, matching, values)
 
 
+def read_evictions(connection: sqlite3.Connection, since: datetime, limit: int) -> list[PastPass]:
+    """Return the evictions with their actions and documents, newest first."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM passes WHERE scope = 'pods' AND started_us >= ? ORDER BY started_us DESC LIMIT ?",  # noqa: S608 - constants only
+        (micros(since), limit),
+    )
+    return _with_actions(connection, list(map(_past_pass, rows)), "1", {})
+
+
 def read_pass(connection: sqlite3.Connection, pass_id: str) -> PastPass | None:
     """Return one pass with its actions; ``None`` if the pass is not recorded."""
     row = connection.execute(f"SELECT {_COLUMNS} FROM passes WHERE id = ?", storable(pass_id)).fetchone()  # noqa: S608
@@ -827,6 +836,15 @@ class History:
                 replace(each, past=as_found(each.past, writers, self._is_running))
                 for each in count_passes(connection, limit)
             )
+
+    def read_evictions(self, *, since: datetime, limit: int) -> tuple[PastPass, ...]:
+        """Return the evictions with their documents, newest first.
+
+        Raises:
+            StoreError: the file exists but cannot be read.
+        """
+        with self._reading() as connection:
+            return () if connection is None else tuple(read_evictions(connection, since, limit))
 
     def read_stops(self, *, since: datetime | None = None, limit: int = 20) -> tuple[NodeStop, ...]:
         """Return the node stops, newest first.

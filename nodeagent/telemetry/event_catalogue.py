@@ -266,6 +266,12 @@ EVENTS: Final[Mapping[str, Event]] = {
     "would_delete_failed_pod": Event(
         "5affbd10ef514170ba528b1deb67b46d", "failed {pod_namespace}/{pod_name} would be deleted[: {why}]"
     ),
+    "pod_status_published": Event(
+        "d0518bef3c2142438f3d7ae3614a1364", "status of {pod_namespace}/{pod_name} published: {reason}[: {message}]"
+    ),
+    "pod_status_dropped": Event(
+        "d4b24e67b7904c458c1b314550bd68c4", "status of {pod_namespace}/{pod_name} not published[: {why}]"
+    ),
     "node_heartbeat_ended": Event("de0cb46a9198483f99b46056f7731982", "no more heartbeats of this node[: {because}]"),
     "api_request_failed": Event("f3f3601a0bb74b75ad3c039e356b9319", "{error}"),
     "api_request_recovered": Event(

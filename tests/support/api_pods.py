@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SELECTOR = "spec.nodeName=node-1"
 ALL_PODS_REFUSED = (
@@ -89,16 +89,12 @@ class Pods:
 
         Error texts are those of kube-apiserver 1.36.
         """
-        found = [
-            each
-            for each in self.pods.values()
-            if (each["metadata"]["namespace"], each["metadata"]["name"]) == (namespace, name)
-        ]
-        if not found:
+        found = self._named(namespace, name)
+        if found is None:
             absent = {"name": name, "kind": "pods"}
             message = f'pods "{name}" not found'
             return 404, {**ERROR_STATUS, "reason": "NotFound", "message": message, "details": absent, "code": 404}
-        metadata = found[0]["metadata"]
+        metadata = found["metadata"]
         if name in self.denied:
             return 403, {**ERROR_STATUS, "reason": "Forbidden", "message": self.denied[name], "code": 403}
         if by_eviction and "deletionTimestamp" not in metadata and (refused := self._disruption(name)) is not None:
@@ -109,15 +105,38 @@ class Pods:
                 about = f"Precondition failed: {what} in precondition: {given}, {what} in object meta: {metadata[key]}"
                 message = f'Operation cannot be fulfilled on pods "{name}": {about}'
                 return 409, {**ERROR_STATUS, "reason": "Conflict", "message": message, "code": 409}
-        ended = found[0]["status"].get("phase") in ("Failed", "Succeeded")
+        ended = found["status"].get("phase") in ("Failed", "Succeeded")
         grace_s = 0 if ended else options["gracePeriodSeconds"]  # source: Kubernetes podStrategy.CheckGracefulDelete
         self.ended.append((name, grace_s))
         if grace_s == 0:
             self.delete(metadata["uid"])
         else:
             ending = {"deletionTimestamp": "2026-11-22T12:00:00Z", "deletionGracePeriodSeconds": grace_s}
-            self.put({**found[0], "metadata": {**metadata, **ending}})
+            self.put({**found, "metadata": {**metadata, **ending}})
         return (201 if by_eviction else 200), {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+
+    def patch_status(
+        self, namespace: str, name: str, body: dict[str, Any], merge: Callable[[Any, Any], Any]
+    ) -> tuple[int, dict[str, Any]]:
+        """Patch the status of a pod by a strategic merge; return HTTP status and response body."""
+        found = self._named(namespace, name)
+        if found is None:
+            return 404, {**ERROR_STATUS, "reason": "NotFound", "message": f'pods "{name}" not found', "code": 404}
+        if name in self.denied:
+            return 403, {**ERROR_STATUS, "reason": "Forbidden", "message": self.denied[name], "code": 403}
+        if body["metadata"]["uid"] != found["metadata"]["uid"]:
+            message = f'Operation cannot be fulfilled on pods "{name}": the UID differs'
+            return 409, {**ERROR_STATUS, "reason": "Conflict", "message": message, "code": 409}
+        changed = {**found, "status": merge(found["status"], body["status"])}
+        self.put(changed)
+        return 200, changed
+
+    def _named(self, namespace: str, name: str) -> dict[str, Any] | None:
+        identity = (namespace, name)
+        pods = self.pods.values()
+        return next(
+            (each for each in pods if (each["metadata"]["namespace"], each["metadata"]["name"]) == identity), None
+        )
 
     def _disruption(self, name: str) -> tuple[int, dict[str, Any]] | None:
         """Use one allowed disruption of a pod's budget; return the refusal, ``None`` if the disruption is allowed.

@@ -131,7 +131,7 @@ class ApiServer:
     def _carry_out(self, request: Received) -> tuple[int, dict[str, Any]]:
         request = replace(request, path=EVENT_NAMESPACE.sub(EVENTS, request.path))
         if request.path == REVIEWS or request.path.startswith(NAMESPACES):
-            return self._review(request) if request.path == REVIEWS else self._end_pod(request)
+            return self._review(request) if request.path == REVIEWS else self._change_pod(request)
         collection = next((each for each in _KINDS if request.path.startswith(each)), "")
         name, _, sub = unquote(request.path[len(collection) :]).strip("/").partition("/")
         refused = self._authorise(request, collection, name, sub)
@@ -160,14 +160,16 @@ class ApiServer:
         about = f'User "agent" cannot {verb} resource "{resource}"'
         return _status(403, "Forbidden", f'{_KINDS[collection]} "{name}" is forbidden: {about}')
 
-    def _end_pod(self, request: Received) -> tuple[int, dict[str, Any]]:
-        """Evict or delete the pod of a request; return the HTTP status and the response body."""
+    def _change_pod(self, request: Received) -> tuple[int, dict[str, Any]]:
+        """Evict or delete the pod of a request, or patch its status; return the HTTP status and the response body."""
         namespace, _, name, *sub = unquote(request.path[len(NAMESPACES) :]).strip("/").split("/")
         resource = "/".join(["pods", *sub])
         if request.token != self.token and not request.subject:
             return _status(401, "Unauthorized", "Unauthorized")
         if (request.method, resource) in self.denied:
             return _status(403, "Forbidden", f'pods "{name}" is forbidden: cannot create resource "{resource}"')
+        if request.method == "PATCH" and sub == ["status"]:
+            return self.pods.patch_status(namespace, name, request.body, merge)
         evicts = sub == ["eviction"]
         options = request.body["deleteOptions"] if evicts else request.body
         return self.pods.end(namespace, name, options, by_eviction=evicts)

@@ -62,6 +62,9 @@ def manifest_rbac(
     publish_events: Annotated[
         bool, typer.Option("--publish-events", help="Create Events about the node and its pods")
     ] = False,
+    publish_pod_status: Annotated[
+        bool, typer.Option("--publish-pod-status", help="Report ended pods without a kubelet")
+    ] = False,
     evict_pods: Annotated[bool, typer.Option("--evict-pods", help="Evict pods beside a kubelet")] = False,
     override_disruption_budgets: Annotated[
         bool, typer.Option("--override-disruption-budgets", help="Delete pods despite disruption budgets")
@@ -82,6 +85,7 @@ def manifest_rbac(
         "publish_conditions": publish_conditions,
         "condition_taints": condition_taints,
         "publish_events": publish_events,
+        "publish_pod_status": publish_pod_status,
         "evict_pods": evict_pods,
         "override_disruption_budgets": override_disruption_budgets,
         "delete_failed_after": delete_failed_after,

@@ -20,6 +20,7 @@ SETTINGS: Final = (
     "publish_conditions",
     "condition_taints",
     "publish_events",
+    "publish_pod_status",
     "evict_pods",
     "override_disruption_budgets",
     "delete_failed_after",
@@ -152,6 +153,13 @@ RULES: Final = (
         "create false Events in all namespaces",
         ("publish_events",),
         "events.k8s.io",
+    ),
+    Rule(
+        "pods/status",
+        ("patch",),
+        "report pods of a registered node as evicted or ended, since no kubelet does",
+        "report all pods of the cluster as failed, so that their controllers replace them",
+        ("publish_pod_status",),
     ),
     Rule(
         "pods/eviction",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from datetime import datetime
 
+    from nodeagent.cluster.pod_status import PodStatuses
+
 FACTS = NodeFacts(
     name="node-1",
     machine=Machine("node-1", ("192.0.2.10",), 2000, 4 << 30, machine_id="m", system_uuid="u", architecture="amd64"),
@@ -74,6 +76,7 @@ class Cluster:
         self.lease_api, self.status_api, self.event_api = (DirectApi(self.server) for _ in range(3))
         self.outbox = EventOutbox(self.clock)
         self.announcement = ShutdownAnnouncement()
+        self.pod_statuses: PodStatuses | None = None
 
     async def read_facts(self) -> NodeFacts:
         return replace(self.facts, not_ready=(SHUTTING_DOWN,)) if self.shutting_down else self.facts
@@ -82,7 +85,7 @@ class Cluster:
         return self.refusal
 
     def session(self) -> NodeSession:
-        logger = log.configure("json", "info", self.log)
+        logger, statuses = log.configure("json", "info", self.log), self.pod_statuses
         parts = SessionParts(
             self.lease_api,
             self.status_api,
@@ -92,6 +95,7 @@ class Cluster:
             lambda: 0.0,
             lambda node: self.outbox.send(self.event_api, node, reporter),
             self.announcement,
+            None if statuses is None else lambda read: statuses.publish(read, self.status_api.patch_pod, reporter),
         )
         reporter = RegistrationReporter(StateLog(logger, self.clock), LoopStatuses(self.clock))
         return NodeSession(parts, (self.policy, NodeStatusPolicy()), self.clock, reporter, contested=self.contested)

@@ -24,6 +24,7 @@ class DirectApi:
     Attributes:
         down: whether all requests fail as with an unavailable API server.
         lost: number of the next writes that take effect without a response to the client.
+        refusals: HTTP statuses of the next refused requests, by the end of their path.
         outdated: number of the next changes of metadata or spec that another client precedes with a change of the
             object.
         sent: time in seconds, and method with path, of all requests, including failed requests.
@@ -33,6 +34,7 @@ class DirectApi:
         self.server = server
         self.down = False
         self.lost = 0
+        self.refusals: dict[str, list[int]] = {}
         self.outdated = 0
         self.sent: list[tuple[float, str]] = []
 
@@ -64,6 +66,9 @@ class DirectApi:
         path = EVENTS.replace("default", body["metadata"]["namespace"])
         self._send("POST", path, Node, msgspec.json.encode(body))
 
+    async def patch_pod(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+        self._send("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", Node, msgspec.json.encode(patch))
+
     async def _get(self, path: str, kind: type[K]) -> K | None:
         try:
             return self._send("GET", path, kind)
@@ -76,6 +81,10 @@ class DirectApi:
         self.sent.append((asyncio.get_running_loop().time(), f"{method} {path}"))
         if self.down:
             raise ApiServerUnavailableError("down")
+        refused = next((each for end, each in self.refusals.items() if path.endswith(end) and each), None)
+        if refused:
+            status = refused.pop(0)
+            raise ApiServerRefusedError(f"HTTP {status}", status)
         request = Received(method, path, "", json.loads(body) if body else None, TOKEN, "", "")
         self.server.requests.append(request)
         if self.server.faults:

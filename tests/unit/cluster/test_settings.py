@@ -44,10 +44,13 @@ def test_node_ips_are_one_of_each_family() -> None:
     [
         ({"evict_pods": True}, "requires watch_pods = true"),
         ({"override_disruption_budgets": True}, "requires evict_pods = true"),
+        ({"publish_pod_status": True}, "requires register_node and watch_pods = true"),
+        ({"publish_pod_status": True, "register_node": True}, "requires register_node and watch_pods = true"),
+        ({"publish_pod_status": True, "watch_pods": True}, "requires register_node and watch_pods = true"),
         ({"watch_pods": True, "override_disruption_budgets": True}, "requires evict_pods = true"),
     ],
 )
-def test_setting_of_evictions_without_the_one_that_it_requires_is_refused(section: dict[str, bool], words: str) -> None:
+def test_setting_without_the_one_that_it_requires_is_refused(section: dict[str, bool], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         convert(Config, {"kubernetes": {"server": "https://192.0.2.1:6443", **section}})
 
