@@ -17,6 +17,7 @@ from nodeagent.record import Record, field
 if TYPE_CHECKING:
     from nodeagent.cluster.session_task import RegistrationReporter
     from nodeagent.model.kubernetes import Lease, Node, NodeFacts, NodeStatus, StatusCondition
+    from nodeagent.model.stops import NodeStop
     from nodeagent.units import Clock
 
 _CHANGE_POLL_S: Final = 0.5
@@ -24,6 +25,8 @@ _STOP_WITHIN_S: Final = 1.0
 _REMEMBERED: Final = 16
 _UNCORDON_AFTER_S: Final = 10.0
 """Time without a shutdown after the start: a restarted agent resumes a shutdown in progress within seconds."""
+_REVIEWED_AFTER_S: Final = 10.0
+"""Time after the start in which the record of an unclean stop is added to the history."""
 _CONFLICT: Final = 409
 _LASTING: Final = frozenset({401, 403, 404, 422})
 """Refusals that last longer than a shutdown waits."""
@@ -63,6 +66,10 @@ class SessionEnd(StrEnum):
     CONTESTED = "contested"
 
 
+async def _no_stops() -> Sequence[NodeStop]:
+    return ()
+
+
 class SessionParts(Record):
     """Collaborators of a session.
 
@@ -75,6 +82,7 @@ class SessionParts(Record):
         jitter: returns a number from 0 to 1.
         send_event: sends a waiting Event, if any; returns the seconds until the next attempt.
         announcement: whether the API server knows of a shutdown.
+        read_stops: returns the last recorded stop of the node, empty if none or unreadable.
         publish_pod: publishes the status of a pod that has ended, if any, with a function that returns the registered
             Node object, ``None`` if this agent may no longer report it; returns the seconds until the next attempt.
             ``None`` if no pod status is published.
@@ -88,6 +96,7 @@ class SessionParts(Record):
     jitter: Callable[[], float]
     send_event: Callable[[Node], Awaitable[float]]
     announcement: ShutdownAnnouncement = field(default_factory=ShutdownAnnouncement)
+    read_stops: Callable[[], Awaitable[Sequence[NodeStop]]] = _no_stops
     publish_pod: Callable[[Callable[[], Awaitable[Node | None]]], Awaitable[float]] | None = None
 
 
@@ -149,6 +158,7 @@ class NodeSession:
                 tasks.create_task(self._keep_status(node))
                 tasks.create_task(self._keep_cordon(node))
                 tasks.create_task(self._send_events(node))
+                tasks.create_task(self._annotate_stop(node))
                 tasks.create_task(self._publish_pods(node))
         finally:
             self._parts.announcement.end()
@@ -331,6 +341,27 @@ class NodeSession:
         """Expect a refused part no longer; the shutdown would wait for it in vain."""
         if isinstance(error, ApiServerRefusedError) and error.status in _LASTING:
             self._parts.announcement.settle(part)
+
+    # ---- unclean stop
+
+    async def _annotate_stop(self, node: Node) -> None:
+        """Set or remove the annotation of an unclean stop, once its record is reviewed after the start."""
+        wait_s = _REVIEWED_AFTER_S
+        while not await wait_for_any(wait_s, self._ended) and not await self._is_refused():
+            if not (stops := await self._parts.read_stops()):
+                return
+            try:
+                found = await self._read_own(self._parts.status_requests, node)
+                if found is None:
+                    return
+                patch = registration.plan_unclean_stop(found, stops[0])
+                if patch is not None:
+                    await self._parts.status_requests.patch_node(patch)
+            except ApiServerError as error:
+                wait_s = self._reporter.failed("unclean stop", error)
+                continue
+            self._reporter.succeeded("unclean stop")
+            return
 
     # ---- Events
 

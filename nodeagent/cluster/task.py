@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -17,19 +18,20 @@ from nodeagent.cluster.failed_pods import FailedPodsTask
 from nodeagent.cluster.plan.node_status import SHUTTING_DOWN
 from nodeagent.cluster.pod_watch import PodWatchTask
 from nodeagent.cluster.session_task import RegistrationReporter
+from nodeagent.errors import StoreError
 from nodeagent.loops.passes import PausedBy, wait_for_any
 from nodeagent.model.node import Role
 from nodeagent.pods.role import ROLE_POLL_S
 from nodeagent.record import Record, replace
+from nodeagent.store.history import History
 from nodeagent.telemetry.logging import StateLog
 
 if TYPE_CHECKING:
-    import asyncio
-
     from nodeagent.cluster.pod_status import PodStatuses
     from nodeagent.daemon.context import DaemonContext, DaemonTask
     from nodeagent.model.kubernetes import Node, NodeFacts
     from nodeagent.model.pressure import NodeCondition
+    from nodeagent.model.stops import NodeStop
     from nodeagent.runtime.cri import CriClient
     from nodeagent.settings.settings import Settings
 
@@ -63,8 +65,15 @@ class RegistrationTask:
         self._pod_statuses: PodStatuses | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run registration sessions until stopped."""
+        """Run registration sessions until stopped.
+
+        Events are collected from the beginning: an unclean stop is logged before the first session.
+        """
         try:
+            kubernetes = self._context.settings.kubernetes
+            if kubernetes.register_node and not kubernetes.publish_events:
+                self._outbox = EventOutbox(self._context.clock)
+                self._outbox.open()
             await self._run(stop)
         finally:
             if self._outbox is not None:
@@ -95,6 +104,8 @@ class RegistrationTask:
     def _disable(self, because: str, logged: str) -> None:
         """Report the task as disabled, and log the reason if it changed."""
         self._close_pod_statuses()
+        if self._outbox is not None:
+            self._outbox.close()
         self._context.loop_statuses.disabled(NAME, because)
         if because != logged:  # logged as a warning if a kubelet prevents the configured registration
             refused = not self._context.dry_run and self._context.roles.current.role is Role.BESIDE_KUBELET
@@ -143,6 +154,13 @@ class RegistrationTask:
         else:
             statuses.close()
 
+        async def read_stops() -> Sequence[NodeStop]:
+            try:
+                return await asyncio.to_thread(History(settings.state_directory).read_stops, limit=1)
+            except StoreError as error:
+                self._logger.warning("store_notice", notice=str(error))
+                return ()
+
         async def publish_pod(read_node: Callable[[], Awaitable[Node | None]]) -> float:
             return await statuses.publish(read_node, partial(patch_pod_status, pods), reporter)
 
@@ -156,6 +174,7 @@ class RegistrationTask:
             is_shutting_down=facts.is_shutting_down,
             jitter=random.random,
             send_event=lambda node: outbox.send(events, node, reporter),
+            read_stops=read_stops,
             publish_pod=publish_pod if settings.kubernetes.publish_pod_status else None,
             announcement=self._context.shutdown_announcement,
         )

@@ -40,6 +40,7 @@ SELECTED: Final[Mapping[str, tuple[str, str]]] = {
     "shutdown_finished": ("ShutdownFinished", NORMAL),
     "shutdown_cancelled": ("ShutdownCancelled", NORMAL),
     "shutdown_incomplete": ("ShutdownIncomplete", WARNING),
+    "unclean_stop": ("UncleanStop", WARNING),
 }
 """Reason and type of the Node Event for each published log event, by event name; kubelet reasons where they exist."""
 

@@ -15,6 +15,7 @@ import msgspec
 
 from nodeagent.cluster.plan.heartbeat import LEASE_DURATION_S
 from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, Node, NodeSpec, NodeSystemInfo, Taint
+from nodeagent.model.stops import NodeStop, StopKind
 from nodeagent.record import Record, field
 
 CORDONED_ANNOTATION: Final = "nodeagent.dev/cordoned"
@@ -222,6 +223,19 @@ def plan_uncordon(found: Node, policy: RegistrationPolicy) -> Mapping[str, Any] 
 def _patch(found: Node, annotation: str | None, spec: dict[str, Any]) -> dict[str, Any]:
     metadata = {"resourceVersion": found.metadata.resource_version, "annotations": {CORDONED_ANNOTATION: annotation}}
     return {"metadata": metadata, **({"spec": spec} if spec else {})}
+
+
+UNCLEAN_STOP_ANNOTATION: Final = "nodeagent.dev/unclean-stop"
+"""Annotation of a node whose last stop was unclean; its value is the time of the last record of the running node."""
+
+
+def plan_unclean_stop(found: Node, last: NodeStop) -> Mapping[str, Any] | None:
+    """Return the patch of the annotation for the last stop of the node; ``None`` without a change."""
+    is_unclean = last.kind is StopKind.UNCLEAN
+    value = last.started_at.isoformat(timespec="seconds").replace("+00:00", "Z") if is_unclean else None
+    if found.metadata.annotations.get(UNCLEAN_STOP_ANNOTATION) == value:
+        return None
+    return {"metadata": {"uid": found.metadata.uid, "annotations": {UNCLEAN_STOP_ANNOTATION: value}}}
 
 
 TAINT_KEYS: Final = {"images": "nodeagent.dev/image-gc-degraded", "containers": "nodeagent.dev/container-gc-degraded"}

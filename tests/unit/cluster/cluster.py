@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.cluster.pod_status import PodStatuses
+    from nodeagent.model.stops import NodeStop
 
 FACTS = NodeFacts(
     name="node-1",
@@ -77,12 +78,16 @@ class Cluster:
         self.outbox = EventOutbox(self.clock)
         self.announcement = ShutdownAnnouncement()
         self.pod_statuses: PodStatuses | None = None
+        self.stops: tuple[NodeStop, ...] = ()
 
     async def read_facts(self) -> NodeFacts:
         return replace(self.facts, not_ready=(SHUTTING_DOWN,)) if self.shutting_down else self.facts
 
     async def refused(self) -> str:
         return self.refusal
+
+    async def read_stops(self) -> tuple[NodeStop, ...]:
+        return self.stops
 
     def session(self) -> NodeSession:
         logger, statuses = log.configure("json", "info", self.log), self.pod_statuses
@@ -95,6 +100,7 @@ class Cluster:
             lambda: 0.0,
             lambda node: self.outbox.send(self.event_api, node, reporter),
             self.announcement,
+            self.read_stops,
             None if statuses is None else lambda read: statuses.publish(read, self.status_api.patch_pod, reporter),
         )
         reporter = RegistrationReporter(StateLog(logger, self.clock), LoopStatuses(self.clock))

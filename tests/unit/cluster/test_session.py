@@ -12,6 +12,7 @@ from nodeagent.cluster.node_session import SessionEnd
 from nodeagent.cluster.plan.conditions import REPORT_S
 from nodeagent.cluster.plan.registration import RegistrationPolicy
 from nodeagent.model.pressure import NodeCondition
+from nodeagent.model.stops import NodeStop, StopEnd, StopKind
 from nodeagent.record import replace
 from tests.support.api_server import LEASES, NODES, Fault
 from tests.support.virtual_time import START
@@ -283,6 +284,40 @@ def test_node_certificate_registers_a_new_node_with_its_taint() -> None:
     cluster.run(20)
     assert cluster.ready()["status"] == "True"
     assert cluster.server.node["spec"]["taints"]
+
+
+UNCLEAN = NodeStop("earlier", StopKind.UNCLEAN, START, end=StopEnd.UNKNOWN)
+CLEAN = NodeStop("earlier", StopKind.SIGNAL, START, end=StopEnd.COMPLETE)
+ANNOTATION = "nodeagent.dev/unclean-stop"
+
+
+def test_unclean_stop_is_annotated_once_until_a_start_after_a_shutdown() -> None:
+    cluster = Cluster()
+    seen = []
+    for stops in ((UNCLEAN,), (UNCLEAN,), (), (CLEAN,)):
+        cluster.stops = stops
+        cluster.run(20)
+        seen.append(cluster.server.node["metadata"]["annotations"].get(ANNOTATION))
+    at = "2026-11-21T12:00:00Z"
+    assert seen == [at, at, at, None]
+    assert [each.body["metadata"]["annotations"] for each in cluster.server.seen("PATCH", "/node-1")] == [
+        {ANNOTATION: at},
+        {ANNOTATION: None},
+    ]
+
+
+def test_annotation_of_an_unclean_stop_is_repeated_after_an_outage() -> None:
+    cluster = Cluster()
+    cluster.stops = (UNCLEAN,)
+
+    async def script() -> None:
+        await asyncio.sleep(5)
+        cluster.status_api.down = True
+        await asyncio.sleep(60)
+        cluster.status_api.down = False
+
+    cluster.run(90, script)
+    assert ANNOTATION in cluster.server.node["metadata"]["annotations"]
 
 
 def test_missing_rule_on_status_does_not_stop_the_lease() -> None:

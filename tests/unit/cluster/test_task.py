@@ -24,7 +24,7 @@ from nodeagent.record import replace
 from nodeagent.settings.settings import Config
 from nodeagent.telemetry import logging as log
 from nodeagent.units import SystemClock
-from tests.support.api_server import LEASES, NODES, ApiServer, Fault, serving_api
+from tests.support.api_server import EVENTS, LEASES, NODES, ApiServer, Fault, serving_api
 from tests.support.manual_clock import MIDNIGHT, ManualClock
 from tests.unit.kubelet_double import KUBELET, KubeletDouble
 
@@ -179,6 +179,23 @@ async def test_reload_continues_with_the_new_settings(authority: Authority, tmp_
                 while server.node["status"]["capacity"]["pods"] != "7":
                     await asyncio.to_thread(server.received.wait, 1)
                     server.received.clear()
+
+
+async def test_unclean_stop_that_is_logged_before_the_registration_is_an_event_about_the_node(
+    authority: Authority, tmp_path: Path
+) -> None:
+    server = ApiServer("register_node")
+    with serving_api(server, partial(authority.server_context, "server")) as url:
+        async with running(registering(authority, url, tmp_path), KubeletDouble()) as made:
+            await asyncio.sleep(0)
+            made.context.logger.warning("unclean_stop", running=["default/web"])
+            async with asyncio.timeout(WITHIN_S):
+                while not server.objects[EVENTS]:
+                    await asyncio.to_thread(server.received.wait, 1)
+                    server.received.clear()
+    (event,) = server.objects[EVENTS].values()
+    assert (event["reason"], event["type"]) == ("UncleanStop", "Warning")
+    assert "default/web" in event["note"]
 
 
 class SoonAgain(RegistrationTask):
