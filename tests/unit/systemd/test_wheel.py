@@ -1,7 +1,8 @@
-"""Wheel and sdist: the wheel alone installs the same files as a checkout, and the sdist builds the same wheel."""
+"""Wheel, sdist and Containerfile: the wheel alone installs the files of a checkout, and the others build this wheel."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -85,3 +86,17 @@ def test_sdist_builds_the_same_wheel_and_has_lock_and_installer(source: Path, wh
     assert content(built("wheel", unpacked, tmp_path / "wheel")) == content(wheel)
     assert (unpacked / "requirements.lock").read_text() == (ROOT / "requirements.lock").read_text()
     assert (unpacked / "systemd/installation").stat().st_mode & 0o111
+
+
+def test_containerfile_copies_the_sources_of_the_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "source"
+    copied.mkdir()
+    for line in re.findall(r"^COPY (?!--)(.+)$", (ROOT / "Containerfile").read_text(), re.MULTILINE):
+        *names, target = line.split()
+        for name in names:
+            if (source / name).is_dir():
+                shutil.copytree(source / name, tmp_path / target.lstrip("/"))
+            else:
+                shutil.copy(source / name, copied)
+    assert (copied / "requirements.lock").is_file()
+    assert content(built("wheel", copied, tmp_path / "wheel")) == content(wheel)
