@@ -69,7 +69,7 @@ from nodeagent.store.history import History
 from nodeagent.store.sqlite import fault_of
 from nodeagent.text import display_width
 from nodeagent.trend.shortage import NEAR_S, first_shortages
-from nodeagent.trend.words import short_name, shortage_words, when_words
+from nodeagent.trend.words import readings_words, short_name, shortage_words
 from nodeagent.units import SystemClock, format_duration
 
 if TYPE_CHECKING:
@@ -270,15 +270,18 @@ def outlook_findings(outlooks: Sequence[OutlookDocument]) -> Iterator[node.Findi
     for each in near:
         fix = f"limit, move or delete what grows, or free space: nodeagent trend {each.outlook.resource}"
         yield node.Finding.warning(check, shortage_words(each), fix)
-    unknown = [each for each in shortages if each.forecast.outlook is Outlook.UNKNOWN]
-    within = f"within {format_duration(NEAR_S)}"
     if near:
         return
-    if shortages and not unknown:
-        yield node.Finding.ok(check, f"no shortage expected {within}")
+    within = f"within {format_duration(NEAR_S)}"
+    unknown = [each for each in shortages if each.forecast.outlook is Outlook.UNKNOWN]
+    names = ", ".join(short_name(each.outlook) for each in unknown)
+    if unknown:
+        evidence = f"unknown whether {names} will be short {within}: {readings_words(unknown[0].forecast)}"
+        yield node.Finding.skipped(check, evidence)
+    elif not shortages:
+        yield node.Finding.skipped(check, f"unknown whether a resource will be short {within}: no record")
     else:
-        names = ", ".join(f"{short_name(each.outlook)} ({when_words(each.forecast)})" for each in unknown)
-        yield node.Finding.skipped(check, f"whether a shortage is expected {within} is unknown: {names or 'no record'}")
+        yield node.Finding.ok(check, f"no shortage expected {within}")
 
 
 # ---- runtime

@@ -102,7 +102,9 @@ def when_words(forecast: ForecastDocument) -> str:
 
 def readings_words(forecast: ForecastDocument) -> str:
     """Return how long the readings of a forecast are, such as ``4m of readings``."""
-    return f"{format_duration(round(forecast.observed_s))} of readings" if forecast.observed_s else "no recent readings"
+    if not forecast.observed_s:
+        return "too few recent readings"
+    return f"{format_duration(round(forecast.observed_s))} of readings"
 
 
 def duration_range(forecast: ForecastDocument) -> str:

@@ -54,7 +54,7 @@ def preview(*outlooks: OutlookDocument, available_mib: int = 900) -> list[str]:
         ([outlook(hard(**REACHED))], "first eviction threshold: nodefs: eviction at 90%: reached"),
         ([outlook(hard(**NO_TREND))], "no eviction threshold is expected: no trend"),
         ([outlook(hard(**UNKNOWN))], "first eviction threshold: unknown, 4m of readings"),
-        ([outlook(hard(**STOPPED))], "first eviction threshold: unknown, no recent readings"),
+        ([outlook(hard(**STOPPED))], "first eviction threshold: unknown, too few recent readings"),
         ([outlook(forecast())], None),
         ([], None),
     ],
@@ -156,9 +156,9 @@ def test_wide_pressure_lists_every_threshold_with_its_rate() -> None:
         (
             [outlook(hard(**UNKNOWN)), outlook(hard(9), resource="memory.available")],
             Grade.SKIPPED,
-            "whether a shortage is expected within 4h is unknown: nodefs (unknown, 4m of readings)",
+            "unknown whether nodefs will be short within 4h: 4m of readings",
         ),
-        ([], Grade.SKIPPED, "whether a shortage is expected within 4h is unknown: no record"),
+        ([], Grade.SKIPPED, "unknown whether a resource will be short within 4h: no record"),
     ],
     ids=["near", "reached", "late", "unknown", "no record"],
 )
