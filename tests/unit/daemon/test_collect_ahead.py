@@ -11,9 +11,10 @@ import pytest
 from nodeagent.gc import agent_parts, collector
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.processes import is_running
+from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.store.history import History
-from nodeagent.trend.plan.forecast import Forecast, Outlook, Threshold
-from nodeagent.trend.plan.outlook import COLLECTION, ResourceOutlook
+from nodeagent.trend.plan.forecast import Forecast, Threshold
+from nodeagent.trend.plan.outlook import ResourceOutlook
 from tests.sim.content import Layer
 from tests.sim.disk import GIB
 from tests.sim.filesystem import SimFilesystem
@@ -56,7 +57,7 @@ async def growing(**settings: object) -> AsyncIterator[Daemon]:
 def expect(daemon: Daemon, expected_s: float, *, latest_s: float | None) -> None:
     """Set the forecast of the high threshold, made from a reading of this moment, at 8 GiB/h."""
     sim = daemon.place.sim
-    threshold = Threshold(COLLECTION, 0.85 * sim.capacity_bytes, after_collection=False)
+    threshold = Threshold(ThresholdKind.COLLECTION, 0.85 * sim.capacity_bytes, after_collection=False)
     found = Forecast(threshold, Outlook.RANGE, 0.0, expected_s, latest_s, 8 * GIB / HOUR_S, HOUR_S)
     capacity, used = float(sim.capacity_bytes), float(sim.used_bytes)
     daemon.context.trend.outlook = (ResourceOutlook("nodefs.available", used, capacity, sim.now, (found,), (), ()),)

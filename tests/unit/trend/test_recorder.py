@@ -237,9 +237,7 @@ async def test_too_few_readings_are_unknown_and_no_shortage(tmp_path: Path) -> N
         pytest.param("imagefs.inodesFree", ThresholdKind.COLLECTION, 7200.0, None, False, id="inodes"),
         pytest.param("imagefs.available", ThresholdKind.HARD, 7200.0, None, False, id="another threshold"),
         pytest.param("imagefs.available", ThresholdKind.COLLECTION, 7200.0, -1, True, id="collected before"),
-        pytest.param(
-            "imagefs.available", ThresholdKind.COLLECTION, 7200.0, 0, False, id="no reading since"
-        ),
+        pytest.param("imagefs.available", ThresholdKind.COLLECTION, 7200.0, 0, False, id="no reading since"),
     ],
 )
 def test_growth_until_collection_is_that_of_a_forecast_with_an_end(
