@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from nodeagent.cluster.failed_pod_api import list_failed_pods
-from nodeagent.cluster.plan.conditions import TYPES, conditions_patch
+from nodeagent.cluster.plan.conditions import OWN_TYPES, conditions_patch
 from nodeagent.cluster.plan.events import Occurrence, PodReference, event_body
 from nodeagent.cluster.plan.failed_pods import PodVerdict, plan_deletions
 from nodeagent.cluster.plan.heartbeat import renewed_lease
@@ -154,14 +154,15 @@ async def test_conditions_are_written_and_removed_and_the_rest_of_the_status_is_
     cluster.request("PATCH", f"{NODES}/{NAME}/status?{owner}", patch, content_type=STRATEGIC)
     before = cluster.node_object()
     uid = before["metadata"]["uid"]
-    images, containers = (
+    images, containers, shortage = (
         StatusCondition(type=each, status="True", last_heartbeat_time=NOW, reason="R", message="text")
-        for each in TYPES.values()
+        for each in OWN_TYPES
     )
+    shortage = msgspec.structs.replace(shortage, status="Unknown")
     unexplained = msgspec.structs.replace(images, message="")
-    for written in ((images, containers), (unexplained,)):
+    for written in ((images, containers, shortage), (unexplained,)):
         await clients.nodes.patch_status(conditions_patch(uid, written))
-        found = [cluster.condition(each) for each in TYPES.values()]
+        found = [cluster.condition(each) for each in OWN_TYPES]
         assert [(each["type"], each.get("message", "")) for each in found if each] == [
             (each.type, each.message) for each in written
         ]
