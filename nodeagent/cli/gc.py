@@ -35,7 +35,15 @@ from nodeagent.gc.plan.saved_plan import parse_plan
 from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, ReasonCode, Verdict
 from nodeagent.record import replace
 from nodeagent.text import Cut, escape, shortened
-from nodeagent.units import SystemClock, format_bytes, format_duration, format_local_time, format_space, parse_bytes
+from nodeagent.units import (
+    SystemClock,
+    format_bytes,
+    format_duration,
+    format_local_time,
+    format_space,
+    localize_times,
+    parse_bytes,
+)
 
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
@@ -280,9 +288,20 @@ def preview_lines(
     yield Line()
     for plan in preview.plans:
         yield from plan_lines(plan, columns, show_kept=show_kept, wide=wide, selected=selected)
+    if selected:
+        yield from _other_names(preview)
     if preview.acts and effect_text(preview):
         yield Line(f"Total: {effect_text(preview)}", "bold")
         yield Line()
+
+
+def _other_names(preview: Preview) -> Iterator[Line]:
+    """Yield the further names of the removed images, of which the user may have named only one."""
+    tags = {each.id: each.repo_tags for each in preview.snapshot.images}
+    for each in preview.removals:
+        others = [tag for tag in tags.get(each.id, ()) if tag != each.name]
+        if others:
+            yield Line(f"{each.name} is removed with its other names: {', '.join(others)}", "yellow")
 
 
 def _usage_lines(snapshot: NodeSnapshot, columns: int | None, policy: ImageGCPolicy | None) -> Iterator[Line]:
@@ -562,7 +581,7 @@ def _named_exit_code(request: CollectOptions, code: ExitCode, preview: Preview, 
         return code
     kept = [each for plan in preview.plans for each in _kept(plan, selected=True)]
     for each in kept:
-        warn(f"nodeagent: {short_reference(each.name)} is kept: {each.reason.sentence}")
+        warn(f"nodeagent: {short_reference(each.name)} is kept: {localize_times(each.reason.sentence)}")
     if code is not ExitCode.DONE:
         return code
     if not removed:

@@ -209,6 +209,15 @@ async def test_rmi_of_a_protected_image_keeps_it(node: Node, capsys: pytest.Capt
     assert (code, f"{OLD[1]} is kept: protected" in err, names(node)) == (1, True, ALL), err
 
 
+async def test_rmi_by_one_of_two_names_states_the_other_name(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    both = ("registry.example/both:a", "registry.example/both:b")
+    node.sim.add_image(*both, layers=[Layer("both", 1 << 20)], age_s=86_400)
+    for mode in ("--dry-run", "--yes"):
+        code, out, err = await say(capsys, "rmi", both[1], mode, "--config", str(node.config))
+        assert (code, node.sim.resolve_image(both[0]) is None) == (0, mode == "--yes"), err
+        assert f"{both[0]} is removed with its other names: {both[1]}\n" in out
+
+
 async def test_rmi_finds_short_names_and_beginnings_of_ids(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     config = ("--yes", "--config", str(node.config))
     hub = "docker.io/library/tool:latest"
