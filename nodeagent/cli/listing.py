@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from msgspec import structs
-
 from nodeagent.cli.groups import Group, in_groups, repository
 from nodeagent.cli.table import SHORTEST, Heading, age, done_cell, short_id, short_reference, size_cell
 from nodeagent.text import Cut
@@ -389,6 +387,14 @@ IMAGE_GROUPS: Final[ListView[Group[ImageDocument]]] = ListView(
     style=lambda row: "red" if row.verdict == "remove" else "",
 )
 
+
+def _without_use(row: ImageDocument) -> ImageDocument:
+    """Return a row without its last use: of an image in use, it is the time of the reading."""
+    from msgspec import structs  # noqa: PLC0415 - not needed for the completion
+
+    return structs.replace(row, last_used=None)
+
+
 IMAGES: Final[ListView[ImageDocument]] = ListView(
     "images",
     (
@@ -432,7 +438,7 @@ IMAGES: Final[ListView[ImageDocument]] = ListView(
     id=lambda row: row.id,
     name=_name,
     style=_verdict_style,
-    watched=lambda row: structs.replace(row, last_used=None),  # of an image in use, the time of the reading
+    watched=_without_use,
     groups=IMAGE_GROUPS,
     group=lambda rows: in_groups(rows, lambda row: repository(_name(row))),
 )
