@@ -377,8 +377,7 @@ class ListRequest(NamedTuple, Generic[R]):
                 continue
             short = column.brief if brief else None
             shown = [column.show(row, now) if short is None else short(row) for row in rows]
-            is_optional = column.heading.optional and options.form != "wide"
-            headings.append(column.heading._replace(optional=is_optional))
+            headings.append(column.heading)
             columns.append([cell or EMPTY for cell in shown])
         lines = [Row(cells, view.style(row)) for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
         if brief and display.columns is not None:
