@@ -48,8 +48,7 @@ GLOSSARY: Final[Mapping[Code, Meaning]] = {
     ),
     Code.COLLECT_AHEAD: Meaning(
         _IMAGE_REMOVED,
-        "By the forecast, the image filesystem meets its high threshold within image_gc.collect_ahead; the image is "
-        "unused, next in order of use, and its use is not expected within this time.",
+        "The high threshold is expected within image_gc.collect_ahead, and the image is next in order of use.",
         _HOLD_HINT,
     ),
     Code.ALL_UNUSED: Meaning(_IMAGE_REMOVED, "The image is unused, and was selected by a command.", _HOLD_HINT),
@@ -123,8 +122,8 @@ GLOSSARY: Final[Mapping[Code, Meaning]] = {
     ),
     Code.USE_EXPECTED: Meaning(
         _IMAGE_KEPT,
-        "By its recorded use, the image may be used again within image_gc.collect_ahead, or its use was not observed "
-        "for this time. At the high threshold it is removed like others.",
+        "The image may be used within image_gc.collect_ahead, or its use was not observed for this time.",
+        "None: at the high threshold it is removed like others.",
     ),
     Code.BELOW_HIGH_THRESHOLD: Meaning(
         _IMAGE_KEPT,
