@@ -184,12 +184,8 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
             "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 | kubectl apply -f -",
         ),
         (
-            "Print a DaemonSet with removals and metrics enabled",
-            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --no-dry-run --pod-monitor",
-        ),
-        (
-            "Print a DaemonSet that proves deletions of pods at the API server",
-            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --api",
+            "Print a DaemonSet with removals, metrics and proofs of deletions at the API server",
+            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --no-dry-run --pod-monitor --api",
         ),
         (
             "Write a kustomization, for overlays with the configuration of each cluster",
