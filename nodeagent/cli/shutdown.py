@@ -42,7 +42,7 @@ def status(source: Source, form: str, *, limit: int) -> None:
         StoreError: the history cannot be read.
     """
     found = ask("ShutdownStatus", ShutdownStatus, {"limit": limit}, source) or _read_status(source.config, limit)
-    show_document(found, form, _status_lines)
+    show_document(found, form, status_lines)
     useful = not found.enabled or (found.inhibitor.held and found.stops_at_signal)
     sys.exit(ExitCode.DONE if useful else ExitCode.FAILED)
 
@@ -125,13 +125,22 @@ def shutdown_lines(plan: ShutdownPlanDocument, columns: int | None) -> Iterator[
     yield from warning_lines(plan.warnings)
 
 
-def _status_lines(found: ShutdownStatus, columns: int | None) -> Iterator[Line]:
+def status_lines(found: ShutdownStatus, columns: int | None) -> Iterator[Line]:
+    """Yield the lines of the status: inhibitor lock, delay limit, warnings, volumes, and the last stops."""
     if found.off_because:
         yield Line(f"disabled: {found.off_because}", "yellow")
     inhibitor = found.inhibitor
     yield Line(f"inhibitor lock: {'held' if inhibitor.held else 'not held'}: {inhibitor.because}")
     yield Line(f"delay limit: {_limit_text(found.limit)}")
     yield from warning_lines(found.warnings)
+    if found.attached_volumes:
+        yield Line("volumes that may still be attached after the last stop:", "yellow")
+        table = Table(
+            Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16), Heading("CLAIMS", cut=Cut.END, at_least=16)
+        )
+        for each in found.attached_volumes:
+            table.add(f"{each.namespace}/{each.name}", "unknown" if each.claims is None else ", ".join(each.claims))
+        yield from table.lines(columns)
     if not found.stops:
         yield Line("no node stops recorded")
     for stop in found.stops:

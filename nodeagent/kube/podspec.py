@@ -84,6 +84,7 @@ def parse_pod(document: object, where: str) -> PodSpec:
         deleting=metadata.get("deletionTimestamp") is not None,
         phase=_text(status, "phase", where),
         images=_images(spec, where),
+        claims=_claims(spec, name, where),
     )
 
 
@@ -149,6 +150,16 @@ def _images(spec: _Object, where: str) -> tuple[str, ...]:
         source = _optional(fields, "image", place)
         found[_text(source, "reference", f"{place}.image").strip()] = None
     return tuple(each for each in found if each)
+
+
+def _claims(spec: _Object, pod_name: str, where: str) -> tuple[str, ...]:
+    """Return the names of the persistent volume claims of a pod. Source: Kubernetes ``ephemeral.VolumeClaimName``."""
+    found = []
+    for place, fields in _entries(spec, "volumes", where):
+        if "ephemeral" in fields:
+            found.append(f"{pod_name}-{_text(fields, 'name', place)}")
+        found.append(_text(_optional(fields, "persistentVolumeClaim", place), "claimName", place))
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def _resources(resources: _Object, where: str) -> tuple[dict[str, Decimal], dict[str, Decimal]]:

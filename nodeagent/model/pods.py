@@ -166,6 +166,7 @@ class PodSpec(Record):
         deleting: whether the pod has a deletion timestamp.
         phase: the Kubernetes phase; empty in a manifest.
         images: image references of init, main and ephemeral containers and of image volumes, without duplicates.
+        claims: names of the persistent volume claims, including those of generic ephemeral volumes.
         is_verified: whether the source is authenticated: the API server, a manifest, or a kubelet with a verified
             certificate. Priority, static and mirror marks of an unverified source are ignored.
         malformed: error of a malformed definition, of which only the readable fields are set; empty normally.
@@ -197,6 +198,7 @@ class PodSpec(Record):
     malformed: str = ""
     listed_by: PodListSource = PodListSource.KUBELET
     resource_version: str = ""
+    claims: tuple[str, ...] = ()
 
 
 class ContainerTraits(Record):

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.paths import RUNTIME_DIRECTORY
-from nodeagent.errors import InhibitorError, StoreError
+from nodeagent.errors import InhibitorError, NodeAgentError, StoreError
 from nodeagent.gc.documents.history import NodeStopDocument
 from nodeagent.host.logind_config import LogindDelay, read_delay
+from nodeagent.host.node import node_name
 from nodeagent.loops.clock_reading import read_clocks
 from nodeagent.loops.pause_file import PauseFile
+from nodeagent.model.pods import ENDED
+from nodeagent.model.stops import StopEnd
 from nodeagent.pods.reader import make_pod_reader
 from nodeagent.pods.role import read_role
+from nodeagent.pods.watched import read_watched_pods
 from nodeagent.shutdown import documents
 from nodeagent.shutdown.documents import Inhibitor, PhaseDocument, ShutdownPlanDocument, ShutdownStatus
 from nodeagent.shutdown.plan.planner import UNLIMITED, DelayLimit, plan_shutdown, shutdown_budget
@@ -22,9 +26,12 @@ from nodeagent.store.history import History
 from nodeagent.units import USEC_INFINITY, SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nodeagent.gc.agent import Agent
     from nodeagent.host.dbus import LogindFacts
     from nodeagent.model import stops as node_stop
+    from nodeagent.model.pods import PodSpec
     from nodeagent.model.stops import ShutdownPod
     from nodeagent.settings.settings import Settings
 
@@ -94,8 +101,43 @@ def _status(settings: Settings, facts: LogindFacts | None, problem: str, limit: 
         limit=_limit(delay, facts),
         stops_at_signal=not off and not delegated,
         warnings=(*((delegated,) if delegated else ()), *delay.warnings),
+        attached_volumes=attached_volumes(stops[0], _stored_pods(settings)) if stops else (),
         stops=tuple(map(NodeStopDocument.of, stops)),
     )
+
+
+def _stored_pods(settings: Settings) -> Mapping[str, PodSpec] | None:
+    """Return the last pods of the watch by UID; ``None`` without a readable record of them."""
+    try:
+        stored = read_watched_pods(settings.state_directory, node_name(settings.kubelet.node_name))
+    except NodeAgentError:
+        return None
+    return None if stored is None else {each.uid: each for each in stored.pods}
+
+
+def attached_volumes(
+    last: node_stop.NodeStop, watched: Mapping[str, PodSpec] | None
+) -> tuple[documents.AttachedVolumes, ...]:
+    """Return the pods whose volumes may still be attached to the node after its last stop.
+
+    The control plane detaches a volume once its pod is deleted or has ended.
+
+    Args:
+        last: the last stop of the node.
+        watched: the last pods of the watch by UID; ``None`` without a watch.
+    """
+    if last.end not in (StopEnd.UNKNOWN, StopEnd.INCOMPLETE):
+        return ()
+    found = []
+    for pod in last.pods:
+        spec = None if watched is None else watched.get(pod.uid)
+        has_ended = pod.outcome is not None and pod.outcome.ended
+        if has_ended or (watched is not None and (spec is None or spec.phase in ENDED)):
+            continue
+        claims = None if spec is None or spec.malformed else spec.claims
+        if claims != ():
+            found.append(documents.AttachedVolumes.from_value(pod, claims=claims))
+    return tuple(found)
 
 
 async def query_logind() -> tuple[LogindFacts | None, str]:

@@ -118,8 +118,26 @@ class Inhibitor(Part, frozen=True, kw_only=True):
     preparing: bool | None
 
 
+class AttachedVolumes(Part, frozen=True, kw_only=True):
+    """A pod that ended with the node, so that its persistent volumes may still be attached to the node.
+
+    Attributes:
+        claims: names of its persistent volume claims; ``None`` if unknown.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    claims: tuple[str, ...] | None
+
+
 class ShutdownStatus(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN_STATUS.value):
-    """Whether graceful shutdown is ready on this node, and the last node stops."""
+    """Whether graceful shutdown is ready on this node, and the last node stops.
+
+    Attributes:
+        attached_volumes: pods that were running at the end of the last stop, if it was unclean or incomplete, without
+            pods that have no claims or are known to be deleted or ended.
+    """
 
     enabled: bool
     off_because: str
@@ -127,4 +145,5 @@ class ShutdownStatus(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN_
     limit: DelayLimitDocument
     stops_at_signal: bool
     warnings: tuple[str, ...]
+    attached_volumes: tuple[AttachedVolumes, ...] = ()
     stops: tuple[NodeStopDocument, ...]

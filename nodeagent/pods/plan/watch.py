@@ -216,7 +216,7 @@ def compact(spec: PodSpec) -> PodSpec:
         known = (ANNOTATION_HASH, ANNOTATION_MIRROR, ANNOTATION_SOURCE)
         annotations = {key: spec.annotations[key] for key in known if key in spec.annotations}
     spec = replace(spec, annotations=annotations, listed_by=PodListSource.API_SERVER)
-    return replace(spec, labels={}, containers=(), empty_dirs=(), images=()) if spec.phase in ENDED else spec
+    return replace(spec, labels={}, containers=(), empty_dirs=(), images=(), claims=()) if spec.phase in ENDED else spec
 
 
 def proof_problem(state: WatchState, now_s: float) -> str:

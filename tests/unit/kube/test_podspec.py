@@ -349,3 +349,24 @@ def test_malformed_image_reference_is_refused(spec: dict[str, Any]) -> None:
 def test_error_of_a_malformed_pod_is_shortened() -> None:
     pod = parse_listed_pod({"metadata": {"name": "a", "labels": {"k" * 5000: 1}}, "spec": {}}, "pod 0")
     assert (pod.name, len(pod.malformed)) == ("a", 503)
+
+
+@pytest.mark.parametrize(
+    ("volumes", "claims"),
+    [
+        ([], ()),
+        ([{"name": "tmp", "emptyDir": {}}, {"name": "c", "configMap": {"name": "x"}}], ()),
+        ([{"name": "data", "persistentVolumeClaim": {"claimName": "data-0"}}], ("data-0",)),
+        ([{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}], ("web-scratch",)),
+        ([{"name": each, "persistentVolumeClaim": {"claimName": "data-0"}} for each in "ab"], ("data-0",)),
+    ],
+)
+def test_claims_of_persistent_and_generic_ephemeral_volumes_are_parsed(
+    volumes: list[dict[str, Any]], claims: tuple[str, ...]
+) -> None:
+    assert parse_pod(pod({"containers": [], "volumes": volumes}), "here").claims == claims
+
+
+def test_malformed_claim_is_refused() -> None:
+    with pytest.raises(ObservationError, match="claimName"):
+        parse_pod(pod({"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": 7}}]}), "here")
