@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from nodeagent.cluster.plan import pod_status
-from nodeagent.cluster.plan.pod_status import EndedPod, StatusVerdict
+from nodeagent.cluster.plan.pod_status import STORAGE_LIMITS, EndedPod, RuntimePod, StatusVerdict
 from nodeagent.errors import ApiServerError, ApiServerRefusedError, NodeAgentError, StoreError
 from nodeagent.host.systemd import userspace_id
 from nodeagent.store.history import History
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from nodeagent.cluster.session_task import RegistrationReporter
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.model.kubernetes import Node
-    from nodeagent.model.runtime import Container
+    from nodeagent.model.runtime import Container, Sandbox
     from nodeagent.units import Clock
 
     ReadNode = Callable[[], Awaitable[Node | None]]
@@ -95,6 +96,7 @@ class PodStatuses:
                     self._pending[each.uid] = each
             for uid in tuple(self._pending)[: max(0, len(self._pending) - _MAX_PENDING)]:
                 del self._pending[uid]
+                self._due_s.pop(uid, None)
 
     def _forget(self, pod: EndedPod) -> None:
         with self._lock:
@@ -118,16 +120,16 @@ class PodStatuses:
             due = [each for uid, each in self._pending.items() if self._due_s.get(uid, now_s) <= now_s]
         if not due or not self._context.watched_pods.is_current:
             return POLL_S
-        containers = await self._read_containers()
+        pods = await self._read_runtime()
         for each in due:
-            if self._is_publishable(each, None if containers is None else containers.get(each.uid, ())):
+            if self._is_publishable(each, None if pods is None else pods.get(each.uid, RuntimePod())):
                 return await self._publish(each, read_node, patch, reporter)
         return POLL_S
 
-    def _is_publishable(self, pod: EndedPod, containers: Iterable[Container] | None) -> bool:
+    def _is_publishable(self, pod: EndedPod, found: RuntimePod | None) -> bool:
         """Return whether a pod is published now; otherwise it is removed from the queue, or due later."""
         watched, clock = self._context.watched_pods, self._context.clock
-        decision = pod_status.decide(pod, watched.state.pods, watched.pod_list(), containers, clock.now())
+        decision = pod_status.decide(pod, watched.state.pods, watched.pod_list(), found, clock.now())
         if decision.verdict is StatusVerdict.WAIT:
             self._due_s[pod.uid] = clock.monotonic_s() + WAIT_S
         elif decision.verdict is not StatusVerdict.PUBLISH:
@@ -144,10 +146,13 @@ class PodStatuses:
     ) -> float:
         try:
             node = await read_node()
-            if node is None:
-                return POLL_S
-            if pod_status.is_out_of_service(node):
-                return max(WAIT_S, reporter.failed(_PART, ApiServerRefusedError(_OUT_OF_SERVICE, 409)))
+        except ApiServerError as error:
+            return reporter.failed(_PART, error)
+        if node is None:
+            return POLL_S
+        if pod_status.is_out_of_service(node):
+            return max(WAIT_S, reporter.failed(_PART, ApiServerRefusedError(_OUT_OF_SERVICE, 409)))
+        try:
             await patch(pod.namespace, pod.name, pod_status.status_patch(pod, self._context.clock.now()))
         except ApiServerRefusedError as error:
             if error.status == 404:  # the watch shows the deletion later
@@ -165,20 +170,22 @@ class PodStatuses:
         self._context.logger.info("pod_status_published", **_fields(pod), reason=pod.reason, message=pod.message)
         return 0.0
 
-    async def _read_containers(self) -> dict[str, list[Container]] | None:
-        """Return the containers in the runtime by the UID of their pod; ``None`` without an answer."""
+    async def _read_runtime(self) -> dict[str, RuntimePod] | None:
+        """Return the pods in the runtime by UID; ``None`` without an answer."""
         agent = self._context.agent
         if agent is None:
             return None
         try:
-            sandboxes, listed = await agent.cri.list_sandboxes(), await agent.cri.list_containers()
+            sandboxes, containers = await agent.cri.list_sandboxes(), await agent.cri.list_containers()
         except NodeAgentError:
             return None
         uids = {each.id: each.uid for each in sandboxes}
-        found: dict[str, list[Container]] = {}
-        for each in listed:
-            found.setdefault(each.pod_uid or uids.get(each.sandbox_id, ""), []).append(each)
-        return found
+        found: dict[str, tuple[list[Sandbox], list[Container]]] = defaultdict(lambda: ([], []))
+        for sandbox in sandboxes:
+            found[sandbox.uid][0].append(sandbox)
+        for container in containers:
+            found[container.pod_uid or uids.get(container.sandbox_id, "")][1].append(container)
+        return {uid: RuntimePod(tuple(of_pod), tuple(inside)) for uid, (of_pod, inside) in found.items()}
 
     async def _read_history(self) -> None:
         """Add the pods that ended before this run."""
@@ -190,6 +197,7 @@ class PodStatuses:
 
 
 class _RecordedEviction(msgspec.Struct, frozen=True):
+    victim: str | None = None
     message: str | None = None
 
 
@@ -204,22 +212,23 @@ def read_ended_pods(directory: Path, clock: Clock) -> tuple[EndedPod, ...]:
     found = list(pod_status.pods_of_stops(history.read_stops(since=since), userspace_id(), booted_at))
     for each in history.read_evictions(since=since, limit=_MAX_EVICTIONS):
         ended_at = each.started_at + timedelta(seconds=each.duration_s)
-        message = _message(each.eviction)
         for action in each.actions:
-            namespace, _, name = action.name.partition("/")
             if action.outcome == "done":
-                found.append(
-                    EndedPod(action.item_id, namespace, name, pod_status.EVICTED, message or action.sentence, ended_at)
-                )
+                namespace, _, name = action.name.partition("/")
+                message = _message(each.eviction, action.item_id) or action.sentence
+                limited = action.reason in STORAGE_LIMITS
+                status = pod_status.EVICTED, message
+                found.append(EndedPod(action.item_id, namespace, name, *status, ended_at, is_disruption=not limited))
     return tuple(sorted(found, key=lambda each: (each.at, each.uid)))
 
 
-def _message(document: str) -> str:
-    """Return the message of a recorded eviction; empty for another document."""
+def _message(document: str, uid: str) -> str:
+    """Return the message of a recorded eviction; empty for a document of another pod, or without a message."""
     try:
-        return escape(msgspec.json.decode(document, type=_RecordedEviction).message or "")
+        found = msgspec.json.decode(document, type=_RecordedEviction)
     except msgspec.MsgspecError:
         return ""
+    return escape(found.message or "") if found.victim == uid else ""
 
 
 def _ended_pod(event: Mapping[str, object], now: datetime) -> EndedPod | None:
@@ -229,9 +238,11 @@ def _ended_pod(event: Mapping[str, object], now: datetime) -> EndedPod | None:
         return None
     if name == "evicted":
         message = escape(str(event.get("message") or ""))
-        return EndedPod(
-            uid, str(event.get("pod_namespace")), str(event.get("pod_name")), pod_status.EVICTED, message, now
+        pod, limited = (
+            (str(event.get("pod_namespace")), str(event.get("pod_name"))),
+            event.get("reason") in STORAGE_LIMITS,
         )
+        return EndedPod(uid, *pod, pod_status.EVICTED, message, now, is_disruption=not limited)
     if name == "pod_stopped" and event.get("outcome") in _STOPPED:
         namespace, _, rest = str(event.get("pod")).partition("/")
         return EndedPod(uid, namespace, rest, pod_status.TERMINATED, pod_status.TERMINATED_MESSAGE, now)

@@ -10,13 +10,14 @@ Source: kubelet ``evictPod``, shutdown manager and ``status.PatchPodStatus``; re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.model.pods import ENDED, PodList, PodSpec
-from nodeagent.model.runtime import Container, ContainerState
+from nodeagent.model.reason_codes import ReasonCode
+from nodeagent.model.runtime import Container, ContainerState, Sandbox
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind
 from nodeagent.pods.plan.facts import ANNOTATION_MIRROR
 from nodeagent.record import Record
@@ -35,6 +36,15 @@ DISRUPTION_REASON: Final = "TerminationByNodeagent"
 """Reason of the condition ``DisruptionTarget``; that of the kubelet is ``TerminationByKubelet``."""
 OUT_OF_SERVICE_TAINT: Final = "node.kubernetes.io/out-of-service"
 """Taint of an operator: the control plane deletes the pods of the node and detaches their volumes."""
+STORAGE_LIMITS: Final = frozenset(
+    {
+        ReasonCode.EMPTY_DIR_OVER_LIMIT.value,
+        ReasonCode.POD_OVER_STORAGE_LIMIT.value,
+        ReasonCode.CONTAINER_OVER_STORAGE_LIMIT.value,
+    }
+)
+"""Reasons of evictions that are not a disruption, so that a Job counts the failure. Source: kubelet
+``localStorageEviction``, which sets no condition."""
 RUNNING_S: Final = 120.0
 """Seconds after its end from which a running container means that the pod has not ended: the runtime may report the
 exit of a killed process seconds later."""
@@ -46,6 +56,8 @@ class EndedPod(Record):
     Attributes:
         at: time of the end, by the wall clock of this node; containers of the pod that were created later are not part
             of it.
+        is_disruption: whether the pod ended by a shortage or a stop of the node, rather than by a storage limit of its
+            own.
     """
 
     uid: str
@@ -54,6 +66,7 @@ class EndedPod(Record):
     reason: str
     message: str
     at: datetime
+    is_disruption: bool = True
 
 
 def pods_of_stops(stops: Sequence[NodeStop], boot_id: str, booted_at: datetime) -> tuple[EndedPod, ...]:
@@ -81,6 +94,13 @@ def pods_of_stops(stops: Sequence[NodeStop], boot_id: str, booted_at: datetime) 
     return tuple(found)
 
 
+class RuntimePod(Record):
+    """Sandboxes and containers of one pod in the runtime, in any state."""
+
+    sandboxes: tuple[Sandbox, ...] = ()
+    containers: tuple[Container, ...] = ()
+
+
 class StatusVerdict(StrEnum):
     """Decision on a pod status. The values are part of logs."""
 
@@ -105,7 +125,7 @@ def decide(
     pod: EndedPod,
     watched: Mapping[str, PodSpec],
     listed: PodList | None,
-    containers: Iterable[Container] | None,
+    found: RuntimePod | None,
     now: datetime,
 ) -> StatusDecision:
     """Return whether the status of a pod is published now.
@@ -114,22 +134,22 @@ def decide(
         pod: the pod with its end.
         watched: pods of this node at the API server by UID.
         listed: the list of these pods as proof of deletion; ``None`` while the watch is not current.
-        containers: all containers of the pod in the runtime; ``None`` without an answer of the runtime.
+        found: the pod in the runtime; ``None`` without an answer of the runtime.
         now: wall-clock time.
     """
     if listed is None:
         return StatusDecision(StatusVerdict.WAIT, "the pods of the API server are not current")
-    found = watched.get(pod.uid)
-    if found is None:
+    spec = watched.get(pod.uid)
+    if spec is None:
         return _decide_absent(pod, listed)
-    if found.phase in ENDED:
+    if spec.phase in ENDED:
         return StatusDecision(StatusVerdict.DONE)
-    because = found.malformed
-    if ANNOTATION_MIRROR in found.annotations:
+    because = spec.malformed
+    if ANNOTATION_MIRROR in spec.annotations:
         because = "it is the mirror of a static pod"
-    elif (found.namespace, found.name) != (pod.namespace, pod.name):
+    elif (spec.namespace, spec.name) != (pod.namespace, pod.name):
         because = "the pod with this UID has another name"
-    return StatusDecision(StatusVerdict.DROP, because) if because else _decide_by_containers(pod, containers, now)
+    return StatusDecision(StatusVerdict.DROP, because) if because else _decide_by_runtime(pod, found, now)
 
 
 def _decide_absent(pod: EndedPod, listed: PodList) -> StatusDecision:
@@ -141,13 +161,14 @@ def _decide_absent(pod: EndedPod, listed: PodList) -> StatusDecision:
     return StatusDecision(StatusVerdict.WAIT, "the list of the API server may be older than the pod")
 
 
-def _decide_by_containers(pod: EndedPod, containers: Iterable[Container] | None, now: datetime) -> StatusDecision:
-    if containers is None:
+def _decide_by_runtime(pod: EndedPod, found: RuntimePod | None, now: datetime) -> StatusDecision:
+    if found is None:
         return StatusDecision(StatusVerdict.WAIT, "the container runtime does not answer")
-    known = tuple(containers)
-    if any(each.created_at is None or each.created_at > pod.at for each in known):
-        return StatusDecision(StatusVerdict.DROP, "a container of it was created later, or at an unknown time")
-    if all(each.state is ContainerState.EXITED for each in known):
+    created = [*(each.created_at for each in found.sandboxes), *(each.created_at for each in found.containers)]
+    if any(each is None or each > pod.at for each in created):
+        because = "a sandbox or container of it was created later, or at an unknown time"
+        return StatusDecision(StatusVerdict.DROP, because)
+    if all(each.state is ContainerState.EXITED for each in found.containers):
         return StatusDecision(StatusVerdict.PUBLISH)
     if now - pod.at > timedelta(seconds=RUNNING_S):
         return StatusDecision(StatusVerdict.DROP, "a container of it has not exited")
@@ -168,7 +189,7 @@ def status_patch(pod: EndedPod, now: datetime) -> dict[str, Any]:
     conditions = [
         {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
         for kind, status, reason, message in (
-            ("DisruptionTarget", "True", DISRUPTION_REASON, pod.message),
+            *([("DisruptionTarget", "True", DISRUPTION_REASON, pod.message)] if pod.is_disruption else []),
             ("Ready", "False", "PodFailed", None),
             ("ContainersReady", "False", "PodFailed", None),
         )

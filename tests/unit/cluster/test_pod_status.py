@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ class Runtime:
         raise RuntimeUnavailableError("not part of this double")
 
     async def list_sandboxes(self) -> tuple[Sandbox, ...]:
-        return (Sandbox("s", "web", "default", "uid-web", ready=False),)
+        return (Sandbox("s", "web", "default", "uid-web", ready=False, created_at=EXITED.created_at),)
 
     async def list_containers(self) -> tuple[Container, ...]:
         if self.containers is None:
@@ -171,6 +172,13 @@ def test_ended_pod_has_the_phase_failed_with_reason_message_and_condition(
     }
     assert conditions["PodScheduled"]["status"] == "True"
     assert node.patches == len(node.cluster.logged("pod_status_published")) == 1
+
+
+def test_pod_that_exceeded_its_own_storage_limit_has_no_disruption_target(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run({**EVICTED, "reason": "pod-over-storage-limit"})
+    assert node.status["reason"] == "Evicted"
+    assert [each["type"] for each in node.status["conditions"]] == ["Ready", "ContainersReady"]
 
 
 @pytest.mark.parametrize(
@@ -296,10 +304,10 @@ def test_lost_answer_is_followed_by_no_further_change_once_the_watch_shows_the_p
     assert node.patches == 1
 
 
-def past_eviction(outcome: str = "done", message: str = MESSAGE) -> PastPass:
+def past_eviction(outcome: str = "done", message: str = MESSAGE, victim: str = "uid-web") -> PastPass:
     action = PastAction("pod", "uid-web", "default/web", (), outcome, "", "ranked", "sentence")
     made = PastPass("p", START - timedelta(hours=1), 2.0, "eviction", "pods", "", False, "complete", actions=(action,))
-    return replace(made, eviction=f'{{"message": "{message}"}}' if message else "")
+    return replace(made, eviction=json.dumps({"victim": victim, "message": message}) if message else "")
 
 
 def past_stop(boot_id: str, kind: StopKind, outcome: PodOutcome | None = None) -> NodeStop:
@@ -313,6 +321,7 @@ def past_stop(boot_id: str, kind: StopKind, outcome: PodOutcome | None = None) -
     [
         (past_eviction(), ("Failed", "Evicted", MESSAGE)),
         (past_eviction(message=""), ("Failed", "Evicted", "sentence")),
+        (past_eviction(victim="uid-of-another-pod"), ("Failed", "Evicted", "sentence")),
         (past_eviction("failed"), ("Running", None, None)),
         (past_eviction("dry-run"), ("Running", None, None)),
         (

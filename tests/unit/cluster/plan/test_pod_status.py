@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from nodeagent.cluster.plan.pod_status import (
     RUNNING_S,
     EndedPod,
+    RuntimePod,
     StatusVerdict,
     decide,
     is_out_of_service,
@@ -19,7 +20,7 @@ from nodeagent.cluster.plan.pod_status import (
 )
 from nodeagent.model.kubernetes import Node, NodeSpec, Taint
 from nodeagent.model.pods import PodList, PodListSource, PodSpec
-from nodeagent.model.runtime import Container, ContainerState
+from nodeagent.model.runtime import Container, ContainerState, Sandbox
 from nodeagent.model.stops import NodeStop, PodOutcome, StopEnd, StopKind, StoppedPod
 from nodeagent.record import replace
 
@@ -27,6 +28,7 @@ T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
 POD = EndedPod("u", "default", "web", "Evicted", "The node was low on resource: memory. ", T0)
 WATCHED = PodSpec("u", "default", "web", phase="Running")
 EXITED = Container("c", "app", "s", ContainerState.EXITED, created_at=T0 - timedelta(hours=1))
+SANDBOX = Sandbox("s", "web", "default", "u", ready=False, created_at=T0 - timedelta(hours=1))
 RUNNING = replace(EXITED, state=ContainerState.RUNNING)
 
 
@@ -39,10 +41,12 @@ def verdict(
     watched: PodSpec | None = WATCHED,
     pods: PodList | None = listed("u"),  # noqa: B008 - immutable
     containers: tuple[Container, ...] | None = (EXITED,),
+    sandboxes: tuple[Sandbox, ...] = (SANDBOX,),
     age_s: float = 1.0,
 ) -> StatusVerdict:
     known = {} if watched is None else {watched.uid: watched}
-    return decide(POD, known, pods, containers, T0 + timedelta(seconds=age_s)).verdict
+    found = None if containers is None else RuntimePod(sandboxes, containers)
+    return decide(POD, known, pods, found, T0 + timedelta(seconds=age_s)).verdict
 
 
 @pytest.mark.parametrize(
@@ -60,6 +64,8 @@ def verdict(
         ({"containers": (RUNNING,), "age_s": RUNNING_S + 1}, StatusVerdict.DROP),
         ({"containers": (replace(EXITED, created_at=T0 + timedelta(seconds=1)),)}, StatusVerdict.DROP),
         ({"containers": (replace(EXITED, created_at=None),)}, StatusVerdict.DROP),
+        ({"sandboxes": (replace(SANDBOX, created_at=T0 + timedelta(seconds=1)),)}, StatusVerdict.DROP),
+        ({"sandboxes": (replace(SANDBOX, ready=True),)}, StatusVerdict.PUBLISH),
         ({"watched": replace(WATCHED, phase="Failed")}, StatusVerdict.DONE),
         ({"watched": replace(WATCHED, phase="Succeeded")}, StatusVerdict.DONE),
         ({"watched": replace(WATCHED, name="other")}, StatusVerdict.DROP),
@@ -122,6 +128,11 @@ def test_patch_has_the_form_of_the_kubelets_patch_with_the_uid_and_a_reason_of_t
             ],
         },
     }
+
+
+def test_eviction_for_a_storage_limit_of_the_pod_is_no_disruption() -> None:
+    conditions = status_patch(replace(POD, is_disruption=False), T0)["status"]["conditions"]
+    assert [each["type"] for each in conditions] == ["Ready", "ContainersReady"]
 
 
 STOPPED = StoppedPod("stopped", "default", "web", outcome=PodOutcome.STOPPED)
