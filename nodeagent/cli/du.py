@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.model.runtime import FsObservation
 
 _BAR: Final = 80
+_INDENT: Final = "  "
 _USAGE_BAR: Final = 30
 _SHORT_USAGE_BAR: Final = 16
 _WIDE: Final = 120
@@ -90,20 +91,7 @@ def show(source: Source, form: str, *, details: bool, inodes: bool, timeout: str
         ObservationError: the image filesystem cannot be read, or ``inodes`` are wanted and have no fixed number.
         NodeAgentError: the daemon or the node cannot be read, other than the runtime.
     """
-    within_s = max(_SHORTEST_S, duration_s("--timeout", timeout))
-
-    async def measure(agent: Agent) -> DiskUsageDocument:
-        from nodeagent.gc.documents.readings import (  # noqa: PLC0415 - not needed if the daemon responds
-            measure_disk_usage,
-        )
-
-        return await measure_disk_usage(agent, within_s)
-
-    fields = {"within_seconds": within_s}
-    try:
-        document = read("DiskUsage", DiskUsageDocument, fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
-    except RuntimeUnavailableError as error:
-        document = _without_runtime(source, within_s, str(error))
+    document = read_usage(source, max(_SHORTEST_S, duration_s("--timeout", timeout)))
     if inodes and not document.imagefs.inodes:
         raise ObservationError(f"{document.imagefs.path}: the filesystem has no fixed number of inodes: omit --inodes")
     coloured = standard_output().colour
@@ -114,6 +102,28 @@ def show(source: Source, form: str, *, details: bool, inodes: bool, timeout: str
             found.to_model(), columns, details=details, inodes=inodes, coloured=coloured
         ),
     )
+
+
+def read_usage(source: Source, within_s: float) -> DiskUsageDocument:
+    """Return the usage of the image filesystem; directories are measured for ``within_s`` s at most.
+
+    Raises:
+        ObservationError: the image filesystem cannot be read.
+        NodeAgentError: the daemon or the node cannot be read, other than the runtime.
+    """
+
+    async def measure(agent: Agent) -> DiskUsageDocument:
+        from nodeagent.gc.documents.readings import (  # noqa: PLC0415 - not needed if the daemon responds
+            measure_disk_usage,
+        )
+
+        return await measure_disk_usage(agent, within_s)
+
+    fields = {"within_seconds": within_s}
+    try:
+        return read("DiskUsage", DiskUsageDocument, fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
+    except RuntimeUnavailableError as error:
+        return _without_runtime(source, within_s, str(error))
 
 
 def _without_runtime(source: Source, within_s: float, why: str) -> DiskUsageDocument:
@@ -156,14 +166,15 @@ def breakdown_lines(
         bar.append("\u2588" * (end - start), _STYLES[share.part])
         start = max(start, end)
     rows = [row for share in value.shares for row in _rows_of(share, resource, details=details)]
-    rows.append(_Row("free", resource.form(resource.free), resource.free))
+    rows.append(UsageRow("free", resource.form(resource.free), resource.free))
     has_pods = any(each.pod for each in rows)
-    name = Heading("CATEGORY", cut=Cut.MIDDLE, name=True, at_least=24)
+    heading = Heading("CATEGORY", cut=Cut.MIDDLE, name=True, at_least=24)
     pod = (Heading("POD", cut=Cut.MIDDLE, at_least=16),) if has_pods else ()
-    table = Table(name, Heading(resource.title, right=True), Heading("SHARE", right=True), *pod)
+    table = Table(heading, Heading(resource.title, right=True), Heading("SHARE", right=True), *pod)
     for row in rows:
         share_cell = f"{100 * row.amount / resource.total:.1f}%" if resource.total else ""
-        table.add(row.name, row.cell, share_cell, *([row.pod] if has_pods else ()), style=row.style)
+        name = f"{_INDENT * row.is_item}{row.name}"
+        table.add(name, row.cell, share_cell, *([row.pod] if has_pods else ()), style=row.style)
     yield from usage_lines(filesystem, columns, inodes=inodes)
     if coloured:  # without colours the parts of the bar are indistinguishable
         yield bar.append("\u2591" * (width - start), "dim")
@@ -174,34 +185,50 @@ def breakdown_lines(
         yield Line("image sizes as reported by the runtime: shared layers are counted once per image", "yellow")
 
 
-class _Row(NamedTuple):
+class UsageRow(NamedTuple):
+    """A category, or with ``is_item`` an item of the category above, with its usage as text and as amount.
+
+    With ``is_rest`` it is the sum of the items that are not listed.
+    """
+
     name: str
     cell: str
     amount: int
     pod: str = ""
     style: str = ""
+    is_item: bool = False
+    is_rest: bool = False
 
 
-def _rows_of(share: Share, resource: _Resource, *, details: bool) -> Iterator[_Row]:
+def byte_rows(value: Breakdown) -> Iterator[UsageRow]:
+    """Yield each category with its largest items."""
+    filesystem = value.filesystem
+    resource = _Resource(
+        "SIZE", filesystem.capacity_bytes, filesystem.available_bytes, attrgetter("size_bytes"), format_bytes
+    )
+    for share in value.shares:
+        yield from _rows_of(share, resource, details=False)
+
+
+def _rows_of(share: Share, resource: _Resource, *, details: bool) -> Iterator[UsageRow]:
     """Yield a category, its largest items, and the sum of its other items if any is listed."""
     amount, is_rest = resource.of(share), share.part is UsageCategory.UNEXPLAINED
     if not amount and not is_rest:
         return
     title = "not measured" if is_rest and not share.exact else _TITLES[share.part]
     mark = "" if share.exact or is_rest else "\u2265"
-    yield _Row(title, mark + resource.form(amount), amount, style=_STYLES[share.part])
+    yield UsageRow(title, mark + resource.form(amount), amount, style=_STYLES[share.part])
     least = 1 if details or share.part in _ALWAYS_LISTED else resource.total * _LISTED_FROM_PERCENT // 100
     members = sorted((each for each in share.members if resource.of(each)), key=resource.of, reverse=True)
     listed = [each for each in members if resource.of(each) >= least][: _LISTED_WITH_DETAILS if details else _LISTED]
     for each in listed:
         name = f"{short_reference(each.name)} ({each.detail})" if each.detail else short_reference(each.name)
-        yield _Row(f"  {name}", resource.form(resource.of(each)), resource.of(each), each.pod, "dim")
+        yield UsageRow(name, resource.form(resource.of(each)), resource.of(each), each.pod, "dim", is_item=True)
     rest = amount - sum(map(resource.of, listed))
     if listed and rest > 0:  # some categories have only their largest parts as members
         is_whole = sum(map(resource.of, members)) == amount
-        yield _Row(
-            f"  {len(members) - len(listed)} more" if is_whole else "  others", resource.form(rest), rest, style="dim"
-        )
+        name = f"{len(members) - len(listed)} more" if is_whole else "others"
+        yield UsageRow(name, resource.form(rest), rest, style="dim", is_item=True, is_rest=True)
 
 
 def usage_lines(

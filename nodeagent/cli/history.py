@@ -12,7 +12,7 @@ from msgspec import UnsetType, structs
 
 from nodeagent.cli import table as values
 from nodeagent.cli.display import Display, Line, standard_output
-from nodeagent.cli.listing import NODE_STOPS, PASSES, counted_kinds, done_items
+from nodeagent.cli.listing import NODE_STOPS, PASSES, counted_kinds
 from nodeagent.cli.lists import ListRequest
 from nodeagent.cli.options import Source
 from nodeagent.cli.reading import ask, load_settings
@@ -69,7 +69,7 @@ def show_history(config: Path | None, request: HistorySelection, listing: ListOp
         raise UsageError("PASS is one pass: omit --since, --image and --filter")
     if listing.watch_s is not None and (request.pass_id or request.details):
         raise UsageError("--watch prints the list of passes: omit PASS and --details")
-    document, source = _read(config, request, direct=direct)
+    document, source = read_history(config, request, direct=direct)
     if request.pass_id:
         passes = tuple(each for each in document.passes if each.id.startswith(request.pass_id))
         if not passes:
@@ -88,7 +88,7 @@ def show_history(config: Path | None, request: HistorySelection, listing: ListOp
     if listing.watch_s is not None:
         listed.watch(
             document,
-            lambda: _read(config, request, direct=direct)[0],
+            lambda: read_history(config, request, direct=direct)[0],
             empty=empty,
             now_of=lambda _: SystemClock().now(),
             below=below,
@@ -113,7 +113,7 @@ def _lines_below(
         yield from stops.table(document.node_stops, SystemClock().now(), display)
 
 
-def _read(config: Path | None, request: HistorySelection, *, direct: bool) -> tuple[HistoryDocument, str]:
+def read_history(config: Path | None, request: HistorySelection, *, direct: bool) -> tuple[HistoryDocument, str]:
     """Return the history document of the daemon, or else of the state directory, and its source for display.
 
     Raises:
@@ -149,7 +149,7 @@ def summary(passes: Sequence[PastPassDocument], limit: int = EVERY_PASS) -> str:
     real = [each for each in passes if not each.dry_run]
     undone = counted_kinds(each for each in real if each.trigger == "undo")
     removed = counted_kinds(each for each in real if each.trigger != "undo")
-    freed = sum(each.freed_bytes or 0 for each in real if done_items(each))
+    freed = sum(each.freed_bytes or 0 for each in real if each.done)
     outcomes = Counter(each.outcome for past in real for each in past.actions)
     ends = Counter(each.end for each in real)
     return ", ".join(
@@ -258,7 +258,7 @@ def _quantity(value: float | None) -> str:
 
 
 def _headline(past: PastPassDocument) -> str:
-    done = done_items(past)
+    done = past.done
     words = [f"{past.id}  {past.trigger}, {past.scope}: {past.end}"]
     if past.dry_run:
         words.append("dry run")

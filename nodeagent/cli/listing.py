@@ -584,11 +584,6 @@ HOLDS: Final[ListView[HoldFields]] = ListView(
 )
 
 
-def done_items(row: PastPassDocument) -> int:
-    """Return the number of items that a pass removed or found already removed; of an undo, the restored images."""
-    return sum(each.outcome in ("done", "gone", "restored") for each in row.actions)
-
-
 def counted_kinds(passes: Iterable[PastPassDocument]) -> str:
     """Return the removed or restored items by kind, such as ``3 images, 1 container``; empty for none."""
     from nodeagent.model.decision import ItemKind  # noqa: PLC0415 - slow to import
@@ -619,9 +614,9 @@ PASSES: Final[ListView[PastPassDocument]] = ListView(
         text("trigger", "TRIGGER", lambda row: row.trigger, values=_triggers, optional=True),
         text("scope", "SCOPE", lambda row: row.scope, values=_pass_scopes, optional=True),
         text("result", "RESULT", lambda row: "dry-run" if row.dry_run else row.end, values=_results),
-        text("removed", "REMOVED", lambda row: done_cell(row.trigger, done_items(row), len(row.actions))),
+        text("removed", "REMOVED", lambda row: done_cell(row.trigger, row.done, len(row.actions))),
         text("kinds", "KINDS", lambda row: counted_kinds([row]), optional=True),
-        size("freed", "FREED", lambda row: row.freed_bytes if done_items(row) else None, missing=""),
+        size("freed", "FREED", lambda row: row.freed_bytes if row.done else None, missing=""),
         size("predicted", "PREDICTED", lambda row: row.predicted_bytes, scope=ListScope.WIDE),
         duration("duration", "DURATION", lambda row: row.duration_s, scope=ListScope.WIDE),
         text("imagefs", "IMAGEFS", _usage, scope=ListScope.WIDE),

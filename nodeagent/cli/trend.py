@@ -30,7 +30,12 @@ _MOST_GROWING: Final = 5
 
 
 def show_trend(source: Source, resource: str, since_s: float, form: str) -> None:
-    """Print the outlook of all resources, or the record of those with a name.
+    """Print the outlook of all resources, or the record of those with a name; errors as ``read_trend``."""
+    show_document(read_trend(source, resource, since_s), form, partial(trend_view, chart=bool(resource)))
+
+
+def read_trend(source: Source, resource: str, since_s: float) -> Trend:
+    """Return the record of the resources with a name, of all for an empty name.
 
     Raises:
         UsageError: no resource has this name.
@@ -45,8 +50,7 @@ def show_trend(source: Source, resource: str, since_s: float, form: str) -> None
         layout, *_ = await StatusReader(agent).read(EvictionState())
         return await trend_document(agent, layout, resource, since_s)
 
-    document = read("Trend", Trend, {"resource": resource, "seconds": since_s}, source, local)
-    show_document(document, form, partial(trend_view, chart=bool(resource)))
+    return read("Trend", Trend, {"resource": resource, "seconds": since_s}, source, local)
 
 
 def trend_view(trend: Trend, columns: int | None, *, chart: bool) -> Iterator[Line]:

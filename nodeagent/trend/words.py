@@ -132,7 +132,12 @@ def driver(outlook: OutlookDocument) -> str:
 
 def amount(outlook: OutlookDocument, value: float) -> str:
     """Return an amount of a resource: bytes, or a count of inodes or process ids."""
-    return f"{int(value):,}" if any(each in outlook.resource for each in _COUNTED) else format_bytes(int(value))
+    return quantity(outlook.resource, value)
+
+
+def quantity(signal: str, value: float) -> str:
+    """Return an amount of a signal, or of the signal of a threshold: bytes, or a count of inodes or process ids."""
+    return f"{int(value):,}" if any(each in signal for each in _COUNTED) else format_bytes(int(value))
 
 
 def rate_words(outlook: OutlookDocument, per_s: float) -> str:

@@ -84,6 +84,11 @@ class PastPassDocument(Part, frozen=True, kw_only=True):
     actions: tuple[PastActionDocument, ...]
     eviction: dict[str, Any] | UnsetType = UNSET
 
+    @property
+    def done(self) -> int:
+        """Number of items that the pass removed or found already removed; of an undo, the restored images."""
+        return sum(each.outcome in ("done", "gone", "restored") for each in self.actions)
+
     @classmethod
     def of(cls, value: history.PastPass) -> PastPassDocument:
         """Return the document form of a pass."""
