@@ -236,7 +236,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "report": (
         ("Print the state of this node as one line of JSON", "nodeagent report"),
         ("Sum up the reports of a fleet", "cat reports/*.jsonl | nodeagent report --merge"),
-        ("List the nodes with most reclaimable bytes", "nodeagent report --merge fleet.jsonl -o json | jq .nodes[:5]"),
+        ("Write a page about this node, such as for a ticket", "nodeagent report --html node.html"),
     ),
     "trend": (
         ("Show when the thresholds of the node will be met", "nodeagent trend"),

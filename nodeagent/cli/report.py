@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 from msgspec import structs
 
 from nodeagent.api.client import DaemonAbsentError
-from nodeagent.api.common import DocumentError, decode, encode_line
+from nodeagent.api.common import Document, DocumentError, decode, encode_line
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, warn
 from nodeagent.cli.exit_codes import ExitCode
@@ -19,8 +19,18 @@ from nodeagent.cli.reading import ask, load_settings, print_document, read_node,
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.daemon.control_documents import FindingDocument
 from nodeagent.daemon.documents import Status
-from nodeagent.daemon.report_document import Fleet, FleetGroup, FleetNode, NodeReport, PlannedRemovals
+from nodeagent.daemon.report_document import (
+    Fleet,
+    FleetGroup,
+    FleetNode,
+    NodeDetails,
+    NodeReport,
+    PlannedRemovals,
+    ReportedPass,
+    newest_reports,
+)
 from nodeagent.errors import NodeAgentError, UsageError
+from nodeagent.gc.documents.passes import DiskUsageDocument
 from nodeagent.model.outlook import Outlook
 from nodeagent.text import Cut, escape, fit
 from nodeagent.trend.shortage import NEAR_S, is_near
@@ -32,6 +42,8 @@ if TYPE_CHECKING:
     from nodeagent.cli.options import Source
     from nodeagent.gc.agent import Agent
 
+D = TypeVar("D", bound=Document)
+
 _WIDE: Final = 100
 _WARNINGS: Final = 3
 """Maximum number of warnings shown per node; ``-o json`` lists all warnings."""
@@ -39,7 +51,7 @@ _WARNINGS: Final = 3
 
 def fleet_lines(fleet: Fleet, columns: int | None, *, most: int) -> Iterator[Line]:
     """Yield the summary of a fleet, ``columns`` wide, with ``most`` nodes in each of its lists."""
-    yield from _head(fleet)
+    yield from fleet_summary(fleet)
     yield Line()
     yield from _group_table("VERSION", fleet.by_version, columns)
     yield Line()
@@ -53,7 +65,8 @@ def fleet_lines(fleet: Fleet, columns: int | None, *, most: int) -> Iterator[Lin
     yield from _warnings([each for each in fleet.nodes if each.warnings], columns, most)
 
 
-def _head(fleet: Fleet) -> Iterator[Line]:
+def fleet_summary(fleet: Fleet) -> Iterator[Line]:
+    """Yield the numbers of nodes and planned removals of a fleet."""
     total = fleet.total
     line = Line(_counted(total.nodes, "node"), "bold")
     if fleet.observed_from is not None and fleet.observed_until is not None:
@@ -167,26 +180,38 @@ def _warnings(nodes: list[FleetNode], columns: int | None, most: int) -> Iterato
 _MAX_LINE_BYTES: Final = 4 << 20
 """Maximum length of a report line; a report has a few kilobytes, with many warnings some tens of kilobytes."""
 _MAX_REPORTED: Final = 20
+_MOST_PASSES: Final = 200
+_MOST_ITEMS: Final = 20
+_DAY_S: Final = 86_400.0
+_USAGE_WITHIN_S: Final = 20.0
 _ROOT: Final = Path("/")
 
 
-def show_report(source: Source, form: str, *, doctor: bool) -> None:
+def show_report(source: Source, form: str, page: Path | None, *, doctor: bool, details: bool) -> None:
     """Print the report of this node; exit with code 1 if the report has no plan because the observation failed.
 
     Args:
         source: configuration and options that select the daemon or the node.
         form: ``json`` (one line), ``yaml``, or ``table`` for the summary of this node alone.
+        page: file for the report as a page, with checks and details, instead of the output.
         doctor: whether the checks of ``doctor`` are included; they run in this process, never in the daemon.
+        details: whether the documents of other commands are included.
 
     Raises:
+        UsageError: the page cannot be rendered or written.
         NodeAgentError: the daemon refuses the request or returns an error, or no runtime is found without a daemon.
     """
+    write = None if page is None else _page_writer(page)
     document = ask("NodeReport", NodeReport, {}, source)
     if document is None:
         document = _with_daemon(read_node(source, _read_report), source.config)
-    if doctor:
+    if doctor or page is not None:
         document = structs.replace(document, checks=_checks(source))
-    if form == "table":
+    if details or page is not None:
+        document = structs.replace(document, details=_details(source))
+    if write is not None:
+        write([document], ())
+    elif form == "table":
         _show_fleet(Fleet.of([document]), form, most=1)
     elif form == "json":
         sys.stdout.write(encode_line(document))
@@ -195,15 +220,22 @@ def show_report(source: Source, form: str, *, doctor: bool) -> None:
     sys.exit(ExitCode.DONE if document.planned is not None else ExitCode.FAILED)
 
 
-def merge_reports(files: Sequence[Path], form: str, *, most: int) -> None:
+def merge_reports(files: Sequence[Path], form: str, page: Path | None, *, most: int) -> None:
     """Print the summary of the reports in files, or on standard input without files.
 
     The exit code is 3 if some lines are not reports; these lines are listed on standard error.
 
+    Args:
+        files: files of reports.
+        form: ``table``, ``json`` or ``yaml``.
+        page: file for the summary as a page, instead of the output; of one node, the page of this node.
+        most: maximum number of nodes in each list of the table.
+
     Raises:
-        UsageError: a file cannot be read; nothing is printed.
+        UsageError: a file cannot be read, or the page cannot be rendered or written; nothing is printed.
         NodeAgentError: no line is a report.
     """
+    write = None if page is None else _page_writer(page)
     reports, faults = _merge(files)
     for each in faults[:_MAX_REPORTED]:
         warn(f"nodeagent: {each}")
@@ -212,8 +244,25 @@ def merge_reports(files: Sequence[Path], form: str, *, most: int) -> None:
     if not reports:
         count = len(faults)
         raise NodeAgentError(f"no report in {count} line{'' if count == 1 else 's'}; nothing to merge")
-    _show_fleet(Fleet.of(reports, malformed=len(faults)), form, most=most)
+    fleet = Fleet.of(reports, malformed=len(faults))
+    if write is None:
+        _show_fleet(fleet, form, most=most)
+    else:
+        newest = {each.node: each for each in newest_reports(reports)}
+        write([newest[each.node] for each in fleet.nodes], fleet_summary(fleet))
     sys.exit(ExitCode.PARTIAL if faults else ExitCode.DONE)
+
+
+def _page_writer(path: Path) -> Callable[[Sequence[NodeReport], Iterable[Line]], None]:
+    """Return a function that writes reports with their summary as a page.
+
+    Raises:
+        UsageError: the page cannot be rendered or written; checked before the node is read.
+    """
+    from nodeagent.cli.page import prepare_page, render_page, write_page  # noqa: PLC0415 - needed only with --html
+
+    prepare_page(path)
+    return lambda reports, summary: write_page(path, render_page(reports, summary))
 
 
 def _show_fleet(fleet: Fleet, form: str, *, most: int) -> None:
@@ -248,6 +297,56 @@ def _checks(source: Source) -> tuple[FindingDocument, ...]:
         for each in run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
         if each.verdict in (Grade.PROBLEM, Grade.WARNING)
     )
+
+
+def _details(source: Source) -> NodeDetails:
+    """Return the documents of other commands on this node; a part that cannot be read is ``None``.
+
+    Raises:
+        NodeAgentError: the status cannot be read.
+    """
+    from nodeagent.cli.du import read_usage  # noqa: PLC0415 - needed only with --details
+    from nodeagent.cli.history import HistorySelection, read_history  # noqa: PLC0415
+    from nodeagent.cli.trend import read_trend  # noqa: PLC0415
+
+    unread: list[str] = []
+
+    def attempt(part: str, read_part: Callable[[], D]) -> D | None:
+        try:
+            return read_part()
+        except NodeAgentError as error:
+            unread.append(f"{part}: {error}")
+            return None
+
+    week = HistorySelection(None, "7d", "", _MOST_PASSES, idle=False, details=False)
+    history = attempt("history", lambda: read_history(source.config, week, direct=source.direct)[0])
+    usage = attempt("disk usage", lambda: read_usage(source, _USAGE_WITHIN_S))
+    return NodeDetails(
+        status=_status(source),
+        usage=None if usage is None else DiskUsageDocument.of(usage.to_model(), _MOST_ITEMS),
+        day=attempt("record of 24 hours", lambda: read_trend(source, "", _DAY_S)),
+        week=attempt("record of 7 days", lambda: read_trend(source, "", 7 * _DAY_S)),
+        passes=() if history is None else tuple(map(ReportedPass.of_past, history.passes)),
+        unread=tuple(unread),
+    )
+
+
+def _status(source: Source) -> Status:
+    """Return the status of the running daemon, as in the report, else of this node without a daemon.
+
+    Raises:
+        NodeAgentError: the node cannot be read.
+    """
+    try:
+        return connected(source.config).call("Status", Status)
+    except NodeAgentError:  # the report has the cause
+        return read_node(source, _read_status)
+
+
+async def _read_status(agent: Agent) -> Status:
+    from nodeagent.daemon.status import StatusReader, status_document  # noqa: PLC0415 - not needed with a daemon
+
+    return await status_document(agent, StatusReader(agent), None)
 
 
 def _merge(files: Sequence[Path]) -> tuple[list[NodeReport], list[str]]:

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, structs
 
-from nodeagent.api.common import Document, Part
+from nodeagent.api.common import Document, DocumentError, Part
 from nodeagent.api.outlook import ForecastDocument, OutlookDocument
 from nodeagent.daemon.control_documents import FindingDocument
-from nodeagent.daemon.documents import AgentStatus, FilesystemStatus, PauseStatus, RuntimeStatusDocument, Status
+from nodeagent.daemon.documents import (
+    AgentStatus,
+    FilesystemStatus,
+    PassSummary,
+    PauseStatus,
+    RuntimeStatusDocument,
+    Status,
+)
+from nodeagent.eviction.documents import RecordedEviction
+from nodeagent.gc.documents.history import PastActionDocument, PastPassDocument
+from nodeagent.gc.documents.passes import DiskUsageDocument
 from nodeagent.model.decision import Accounting, Verdict
 from nodeagent.model.outlook import Outlook
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
+from nodeagent.trend.documents import Trend
 from nodeagent.trend.shortage import SHORTAGE, first_shortages, first_threshold
 from nodeagent.trend.words import shortage_words
 
@@ -29,6 +40,9 @@ if TYPE_CHECKING:
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 """A number of items or bytes, limited so that sums over many nodes can be formatted."""
 NodeName = Annotated[str, Meta(min_length=1, max_length=253)]
+_MOST_SHOWN: Final = 10
+"""Maximum number of actions of a pass and of ranks of an eviction in a report."""
+_FAILURES: Final = ("failed", "unknown")
 
 
 class PlannedRemovals(Part, frozen=True, kw_only=True):
@@ -104,6 +118,60 @@ class PlannedPass(Part, frozen=True, kw_only=True):
         )
 
 
+class ReportedPass(PassSummary, frozen=True, kw_only=True):
+    """A past pass with its counts, and its most important actions.
+
+    Attributes:
+        actions: at most 10 actions, failed actions first.
+        eviction: the record of an eviction with the first ranks and the rank of the evicted pod; ``None`` for other
+            passes, and for a record of an unknown form.
+        ranked: number of the ranked pods.
+    """
+
+    end_detail: str
+    actions: tuple[PastActionDocument, ...]
+    eviction: RecordedEviction | None = None
+    ranked: int = 0
+
+    @classmethod
+    def of_past(cls, past: PastPassDocument) -> ReportedPass:
+        """Return the shortened form of a pass."""
+        try:
+            eviction = None if isinstance(past.eviction, UnsetType) else RecordedEviction.of(past.eviction)
+        except DocumentError:  # written by another version
+            eviction = None
+        ranking = () if eviction is None else eviction.ranking
+        victims = {each.name for each in past.actions}
+        shown = tuple(each for each in ranking if each.rank <= _MOST_SHOWN or each.name in victims)
+        return cls.from_value(
+            past,
+            removed=past.done,
+            planned=len(past.actions),
+            actions=tuple(sorted(past.actions, key=lambda each: each.outcome not in _FAILURES))[:_MOST_SHOWN],
+            eviction=None if eviction is None else structs.replace(eviction, ranking=shown),
+            ranked=len(ranking),
+        )
+
+
+class NodeDetails(Part, frozen=True, kw_only=True):
+    """The documents of other commands, from which a page is rendered; about 500 KiB.
+
+    Attributes:
+        usage: usage of the image filesystem with the largest items of each share; ``None``, as for ``day`` and
+            ``week``, if it could not be read, with the cause in ``unread``.
+        day: record of the last 24 hours.
+        week: record of the last 7 days.
+        passes: passes of the last 7 days with removals, newest first; at most 200.
+    """
+
+    status: Status
+    usage: DiskUsageDocument | None
+    day: Trend | None
+    week: Trend | None
+    passes: tuple[ReportedPass, ...]
+    unread: tuple[str, ...]
+
+
 class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.value):
     """The state of one node for the summary of a fleet.
 
@@ -115,6 +183,7 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
         exceeded: eviction thresholds that are exceeded.
         outlook: outlook of each resource; absent in a report of an older version.
         checks: problems and warnings of ``doctor``; absent unless requested.
+        details: documents of other commands; absent unless requested.
     """
 
     observed_at: Time
@@ -130,6 +199,7 @@ class NodeReport(Document, frozen=True, kw_only=True, tag=SchemaId.NODE_REPORT.v
     outlook: tuple[OutlookDocument, ...] = ()
     warnings: tuple[str, ...]
     checks: tuple[FindingDocument, ...] | UnsetType = UNSET
+    details: NodeDetails | UnsetType = UNSET
 
     @classmethod
     def of(cls, node: str, status: Status, preview: PreviewDocument | None, unplanned: str = "") -> NodeReport:
@@ -308,19 +378,13 @@ class Fleet(Document, frozen=True, kw_only=True, tag=SchemaId.FLEET.value):
             reports: reports in the order of their input lines.
             malformed: number of lines that are not reports.
         """
-        newest: dict[str, NodeReport] = {}
-        count = 0
-        for each in reports:
-            count += 1
-            known = newest.get(each.node)
-            if known is None or each.observed_at >= known.observed_at:
-                newest[each.node] = each
-        found = tuple(newest.values())
+        given = tuple(reports)
+        found = newest_reports(given)
         times = [each.observed_at for each in found]
         return cls(
-            lines=count + malformed,
+            lines=len(given) + malformed,
             malformed=malformed,
-            superseded=count - len(found),
+            superseded=len(given) - len(found),
             observed_from=min(times, default=None),
             observed_until=max(times, default=None),
             total=FleetGroup.of("", found),
@@ -329,6 +393,16 @@ class Fleet(Document, frozen=True, kw_only=True, tag=SchemaId.FLEET.value):
             by_role=_groups(found, lambda each: each.agent.role or ""),
             nodes=tuple(sorted(map(FleetNode.of, found), key=_order)),
         )
+
+
+def newest_reports(reports: Iterable[NodeReport]) -> tuple[NodeReport, ...]:
+    """Return the newest report of each node; of several reports with the same time, the last report."""
+    newest: dict[str, NodeReport] = {}
+    for each in reports:
+        known = newest.get(each.node)
+        if known is None or each.observed_at >= known.observed_at:
+            newest[each.node] = each
+    return tuple(newest.values())
 
 
 def _order(node: FleetNode) -> tuple[bool, float, bool, int, str]:

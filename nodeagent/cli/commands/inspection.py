@@ -252,6 +252,13 @@ def report(
     endpoint: options.EndpointOption = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge reports of many nodes into a summary")] = False,
     doctor: Annotated[bool, typer.Option("--doctor", help="Add problems and warnings of 'nodeagent doctor'")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", "-d", help="Add the documents of status, du, trend and history")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page with everything of --doctor and --details"),
+    ] = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="Nodes per list of the table")] = 10,
     output: Annotated[
         options.Output | None,
@@ -264,20 +271,30 @@ def report(
     The line is a JSON document: version, role, planned removals with their bytes, filesystems, pressure, warnings.
     --merge reads the reports of many nodes from files or standard input and sums them up. Only the newest report of
     each node is counted. Lines that are not reports are listed on standard error; the exit code is then 3.
+
+    --html writes one file without scripts and links, readable in every browser without a network. It requires
+    libraries that are not installed on nodes by default: the extra html of the package. Instead, print 'report
+    --details --doctor' on the node, and render it elsewhere with --merge --html.
     """
     from nodeagent.cli.report import merge_reports, show_report  # noqa: PLC0415
 
+    if html is not None and output is not None:
+        raise UsageError("--html writes a page: --output is excluded")
     if merge:
-        if doctor or direct or config is not None or endpoint is not None:
-            raise UsageError("--merge reads reports: --config, --endpoint, --doctor and --direct are excluded")
-        merge_reports(files or (), "table" if output is None else output.value, most=top)
+        if doctor or details or direct or config is not None or endpoint is not None:
+            raise UsageError(
+                "--merge reads reports: --config, --endpoint, --doctor, --details and --direct are excluded"
+            )
+        merge_reports(files or (), "table" if output is None else output.value, html, most=top)
         return
     if files:
         raise UsageError("files are read with --merge only")
     show_report(
         options.Source(config, options.at_endpoint(endpoint), direct),
         "json" if output is None else output.value,
+        html,
         doctor=doctor,
+        details=details,
     )
 
 

@@ -136,6 +136,21 @@ async def test_document_of_the_daemon_equals_that_of_a_direct_reading(
     assert json.loads(served)["schema"] == OPERATIONS[READING[words]].schema
 
 
+async def test_details_of_a_report_are_the_documents_of_the_daemon(
+    node: Node, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node.path.exists()
+    _, served, _ = await say(capsys, "report", "--details")
+    assert sorted(asked) == ["DiskUsage", "History", "NodeReport", "Status", "Trend", "Trend"]
+    details = json.loads(served)["details"]
+    assert [details[each]["schema"] for each in ("status", "usage", "day", "week")] == [
+        OPERATIONS[each].schema for each in ("Status", "DiskUsage", "Trend", "Trend")
+    ]
+    assert details["unread"] == []
+    _, direct, _ = await say(capsys, "report", "--details", "--direct")
+    assert json.loads(direct)["details"].keys() == details.keys()
+
+
 @pytest.mark.parametrize("words", [each for each in READING if each.split()[0] not in ("pressure", "evict", "report")])
 async def test_table_of_the_daemon_equals_that_of_a_direct_reading(
     node: Node, capsys: pytest.CaptureFixture[str], words: str

@@ -1,0 +1,331 @@
+"""``nodeagent report --html``: names of tenants are text, and one file below 1 MB has everything."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from msgspec import UNSET, structs
+
+from nodeagent.api.common import decode, encode_line
+from nodeagent.cli.page import render_page
+from nodeagent.cli.page_charts import chart
+from nodeagent.daemon.report_document import Fleet, NodeDetails, NodeReport
+from nodeagent.text import escape
+from tests.support.detailed_reports import HOSTILE, MARKUP, detailed_report, record
+from tests.support.node_reports import NOW, fleet, report
+from tests.support.terminal import in_pipe
+from tests.unit.control_node import Node, say, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SMALL: Final = detailed_report("n", resources=1)
+"""The report of a node with the record of one resource, since drawings take most of the time of a page."""
+LARGEST: Final = 1_000_000
+_ELEMENTS: Final = """
+html head meta link title style body header main section article footer h1 h2 h3 p br small span i ul li div table thead
+tbody tr th td figure figcaption details summary svg g defs path rect line use text clippath
+"""
+LINKS: Final = frozenset(
+    {"href", "src", "xlink:href", "srcset", "action", "formaction", "data", "poster", "http-equiv"}
+)
+STYLE: Final = Path("nodeagent/cli/templates/style.css")
+
+
+class Page(HTMLParser):
+    """The elements and attributes of a page, and its visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: set[str] = set()
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self._hidden = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self._hidden = tag == "style"
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._hidden else data
+
+    def of(self, name: str) -> list[str]:
+        return [value for each, value in self.attributes if each == name]
+
+
+def text_of(*reports: NodeReport) -> str:
+    return Page(render_page(reports, ())).text
+
+
+@pytest.fixture(scope="module")
+def hostile() -> str:
+    return render_page([detailed_report("n", HOSTILE, passes=200)], ())
+
+
+@pytest.fixture(scope="module")
+def hostile_fleet() -> str:
+    full = detailed_report("n", HOSTILE, passes=200)
+    return render_page([structs.replace(full, node=f"<b>{number}</b>") for number in range(4)], ())
+
+
+@pytest.mark.parametrize("kind", ["hostile", "hostile_fleet"])
+def test_names_of_tenants_add_no_element_attribute_or_address(kind: str, request: pytest.FixtureRequest) -> None:
+    page = Page(request.getfixturevalue(kind))
+    assert page.elements <= set(_ELEMENTS.split())
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    addresses = {value for name, value in page.attributes if name in LINKS}
+    assert {each for each in addresses if not re.fullmatch(r"#m[0-9a-f]+", each)} == {
+        "data:,",
+        "Content-Security-Policy",
+    }
+    assert all("url(#" in value for value in page.of("clip-path"))
+
+
+def test_names_are_shown_with_every_character_visible(hostile: str) -> None:
+    page = Page(hostile)
+    for name in (each for each in HOSTILE[: len(MARKUP)] if "\n" not in each):
+        assert escape(name) in page.text, name
+    assert re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]", hostile) is None
+
+
+def test_policy_of_the_page_forbids_scripts_and_requests(hostile: str) -> None:
+    policy = next(each for each in Page(hostile).of("content") if "default-src" in each)
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+
+
+def test_page_with_a_full_record_200_passes_and_200_names_is_below_1_mb(hostile: str) -> None:
+    assert len(hostile.encode()) < LARGEST
+
+
+@pytest.mark.parametrize("count", [2, 60, 5000], ids=["details of all", "details of some", "rows of some"])
+def test_page_of_a_fleet_is_below_1_mb(count: int) -> None:
+    full = detailed_report("gpu", HOSTILE, passes=200)
+    detailed = [structs.replace(full, node=f"gpu-{number}") for number in range(min(count, 60))]
+    page = render_page([*detailed, *fleet(count - len(detailed))], ())
+    assert len(page.encode()) < LARGEST
+    shown = page.count('<details class="node">')
+    assert ("more nodes are omitted" in page) == (shown < count) == (count == 5000)
+    assert f"{count - shown} more nodes" in page or shown == count
+
+
+def test_long_texts_are_cut() -> None:
+    page = render_page([structs.replace(SMALL, warnings=("x" * 5_000_000,))], ())
+    assert len(page.encode()) < LARGEST
+
+
+def test_page_of_a_stored_report_is_the_page_of_the_node() -> None:
+    made = detailed_report("n", HOSTILE, resources=1)
+    stored = decode(encode_line(made), NodeReport)
+    assert render_page([stored], ()) == render_page([decode(encode_line(stored), NodeReport)], ())
+    assert len(encode_line(made)) < 1 << 20
+
+
+def without(**parts: object) -> NodeReport:
+    made = SMALL
+    assert isinstance(made.details, NodeDetails)
+    return structs.replace(made, details=structs.replace(made.details, **parts))
+
+
+@pytest.mark.parametrize(
+    ("made", "shown", "hidden"),
+    [
+        (report("n", plan=None, problem="cannot list images"), "cannot list images", "Last 24 hours"),
+        (structs.replace(SMALL, checks=UNSET), "not checked", "restart containerd"),
+        (structs.replace(SMALL, checks=()), "no problems and no warnings", "restart containerd"),
+        (without(usage=None, unread=("disk usage: denied",)), "not read: disk usage: denied", "What fills the disk"),
+        (without(day=None, week=None), "Actions of the last 7 days", "Last 24 hours"),
+        (without(day=None), "Last 24 hours and 7 days", "What is full"),
+        (without(passes=()), "none", "Ranking"),
+        (detailed_report("n", resources=1, conditions=("MemoryPressure",)), "MemoryPressure", "no pressure"),
+    ],
+    ids=["no details", "unchecked", "no findings", "no usage", "no record", "no day", "no passes", "pressure"],
+)
+def test_page_without_a_part_states_it(made: NodeReport, shown: str, hidden: str) -> None:
+    text = text_of(made)
+    assert shown in text
+    assert hidden not in text
+
+
+def test_page_has_outlook_thresholds_ranking_reason_and_findings() -> None:
+    text = text_of(SMALL)
+    for each in (
+        "imagefs: image GC at 85% in 2h to 5h, at 3.00 GiB/h, 70% by shop/checkout-0",
+        "thresholds: image GC 85%, imagefs.available<10%",
+        "memory.available<5%: 2.00 GiB available of 64.0 GiB, 6.00 GiB afterwards",
+        "Ranking: 10 of 30 pods",
+        "done: uses 3.1 GiB, requests 1 GiB; shop/checkout-3",
+        "images in use",
+    ):
+        assert each in text, each
+    assert text.index("restart containerd") < text.index("TLS off")  # problems precede warnings
+
+
+def test_rows_of_a_fleet_are_in_the_order_of_its_summary(tmp_path: Path) -> None:
+    made = [*fleet(12), structs.replace(SMALL, node="short"), *fleet(3)]
+    (tmp_path / "fleet.jsonl").write_text("".join(map(encode_line, made)))
+    path = tmp_path / "page.html"
+    shown = in_pipe("report", "--merge", "--html", str(path), str(tmp_path / "fleet.jsonl"))
+    names = re.findall(r'<span class="name">([^<]+)', path.read_text())
+    assert (shown.code, names) == (0, [each.node for each in Fleet.of(made).nodes])
+    assert names[0] == "short"
+
+
+def test_report_with_a_value_out_of_range_is_shown_without_its_values() -> None:
+    bad = report("bad", plan=None)
+    disk = structs.replace(bad.filesystems[0], used_percent=10**400)
+    text = text_of(*fleet(2), structs.replace(bad, filesystems=(disk,)))
+    assert "a value of this report is out of range" in text
+    assert "imagefs" not in text.rpartition("bad")[2]
+
+
+def test_chart_has_the_colours_of_the_page_and_no_text_but_its_axes() -> None:
+    week = record(7, HOSTILE)
+    drawn = chart(week.resources[0], week)
+    assert not re.search("#0[1-7]0[1-7]0[1-7]", drawn)
+    assert {"var(--series)", "var(--gc)", "var(--hard)", "var(--reboot)"} <= set(re.findall(r"var\(--\w+\)", drawn))
+    assert all(re.fullmatch(r"\d+%|\d\d|\w{3}(-\d\d)?", each) for each in re.findall(r">([^<>]+)</text>", drawn))
+
+
+def test_chart_without_readings_has_only_its_axes() -> None:
+    week = record(7, HOSTILE)
+    empty = structs.replace(week.resources[0], points=())
+    assert "var(--grid)" in chart(empty, structs.replace(week, marks=()))
+
+
+def test_gap_in_the_record_is_not_drawn() -> None:
+    week = record(7, HOSTILE)
+    line = max(re.findall(r'd="([^"]+)"[^>]*stroke: var\(--series\)', chart(week.resources[0], week)), key=len)
+    assert line.count("M") == 2
+
+
+def test_ids_are_unique(hostile: str) -> None:
+    found = Page(hostile).of("id")
+    assert len(found) == len(set(found)) > 0
+
+
+def test_configuration_of_matplotlib_in_the_working_directory_has_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("svg.fonttype: path\nlines.linewidth: 9\ntext.usetex: True\n")
+    program = (
+        "from tests.support.detailed_reports import record\nfrom nodeagent.cli.page_charts import chart\n"
+        "week = record(7, 'ab' * 8)\nprint(chart(week.resources[0], week), end='')"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    shown = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    week = record(7, "ab" * 8)
+    assert shown.stdout == chart(week.resources[0], week)
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour. Source: WCAG 2.2."""
+    values = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in values]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", [0, 1, 2], ids=["light", "dark", "print"])
+@pytest.mark.parametrize("colour", ["fg", "muted", "gc", "soft", "hard", "reboot"])
+def test_texts_have_a_contrast_of_4_5(scheme: int, colour: str) -> None:
+    block = re.findall(r":root \{(.*?)\}", (Path(__file__).parents[3] / STYLE).read_text(), re.DOTALL)[scheme]
+    found = {
+        name: value if len(value) == 7 else "#" + "".join(2 * each for each in value[1:])
+        for name, value in re.findall(r"--(\w+): (#\w+)", block)
+    }
+    for background in ("bg", "panel"):
+        low, high = sorted((luminance(found[colour]), luminance(found[background])))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, background
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with serving(tmp_path) as made:
+        yield made
+
+
+async def test_page_of_a_node_is_written_for_its_owner(
+    node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    code, out, err = await say(capsys, "report", "--html", str(path), "--config", str(node.config))
+    assert (code, out) == (0, ""), err
+    assert err.endswith("KiB\n")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "Findings of doctor" in path.read_text()
+
+
+async def test_details_are_the_documents_of_the_commands(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = await say(capsys, "report", "--details", "--config", str(node.config))
+    details = decode(out, NodeReport).details
+    assert isinstance(details, NodeDetails)
+    assert (details.status.runtime.up, details.status.agent.running) == (True, True)
+    assert (details.day, details.week) != (None, None)
+    assert [each.partition(":")[0] for each in details.unread] == ["disk usage"]  # simulated: the path does not exist
+
+
+def stored(tmp_path: Path) -> str:
+    path = tmp_path / "reports.jsonl"
+    path.write_text("".join(map(encode_line, (SMALL, SMALL))))
+    return str(path)
+
+
+def test_merged_reports_of_one_node_are_the_page_of_this_node(tmp_path: Path) -> None:
+    shown = in_pipe("report", "--merge", "--html", str(tmp_path / "page.html"), stored(tmp_path))
+    assert (shown.code, shown.out) == (0, "")
+    assert "<h1>n</h1>" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
+def test_missing_library_is_an_error_that_writes_nothing(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    shown = in_pipe("report", "--merge", "--html", str(tmp_path / "page.html"), stored(tmp_path))
+    assert (shown.code, shown.out) == (2, "")
+    assert f"--html: {missing} not installed; nothing was written; pip install 'nodeagent[html]'" in shown.err
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "directory", "no directory"])
+def test_path_that_is_no_regular_file_is_refused(kind: str, tmp_path: Path) -> None:
+    path, target = tmp_path / "page.html", tmp_path / "target"
+    if kind == "link":
+        target.write_text("kept")
+    if "link" in kind:
+        path.symlink_to(target)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path = tmp_path / "none" / "page.html"
+    shown = in_pipe("report", "--merge", "--html", str(path), stored(tmp_path))
+    assert (shown.code, "nothing was written" in shown.err) == (2, True)
+    assert target.read_text() == "kept" if kind == "link" else not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("report", "--html", "x", "-o", "json"), "--output is excluded"),
+        (("report", "--merge", "--details"), "--details and --direct are excluded"),
+    ],
+)
+def test_options_that_contradict_are_refused(words: tuple[str, ...], message: str) -> None:
+    shown = in_pipe(*words)
+    assert (shown.code, message in shown.err) == (2, True)
+
+
+def test_time_of_the_page_is_local() -> None:
+    assert NOW.astimezone().strftime("%Y-%m-%d %H:%M:%S") in text_of(SMALL)
