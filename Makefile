@@ -19,7 +19,7 @@ BESIDE := $(if $(CI),$(BIN)/python -m tests.beside $(if $(filter beside,$(NODE))
 NODE_DISK := $(if $(filter beside,$(NODE)),$(BIN)/python -c 'from tests.support import vm; vm.ensure_disk()' &)
 PYTHON ?= python3
 
-.PHONY: help demo demo-picture test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-disk-usage campaign-forecast campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node bench lock audit protos docs install uninstall python deb rpm sign release test-release test-python test-packages test-rpm test-rebuild image test-image format clean
+.PHONY: help demo demo-picture test check unit integration cluster campaign-cluster campaign-eviction campaign-relief campaign-needed-space campaign-disk-usage campaign-forecast campaign-kill campaign-removal campaign-shutdown campaign-poweroff campaign-properties campaign-tenants campaign-dashboard soak fuzz test-matrix test-node test-page bench lock audit protos docs install uninstall python deb rpm sign release test-release test-python test-packages test-rpm test-rebuild image test-image format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
@@ -146,6 +146,10 @@ test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 an
 test-node: ## node tests: systemd, cgroup v2 and containerd in a virtual machine (SHORT=1 skips the long ones)
 	@.ci/setup dev node
 	$(BIN)/python -m pytest --timeout 2400 tests/node $(if $(SHORT),-m "not long")
+
+test-page: ## as root: pages of reports in a headless Chromium at three widths, light, dark and printed; PAGES=DIRECTORY keeps the pages and their pictures
+	@.ci/setup dev page
+	NODEAGENT_TEST_PAGES=$(PAGES) $(BIN)/python -m pytest tests/page
 
 bench: ## measure the budgets; prints a table
 	@.ci/setup dev
