@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent import __version__
 from nodeagent.cluster.plan.node_status import NodeStatusPolicy
 from nodeagent.cluster.plan.registration import unproven_because
-from nodeagent.errors import ApiServerRefusedError, NodeAgentError, ObservationError
+from nodeagent.cluster.settings import parse_labels
+from nodeagent.config.files import open_trusted
+from nodeagent.errors import ApiServerRefusedError, ConfigError, NodeAgentError, ObservationError
 from nodeagent.eviction.signals import nodefs_path
 from nodeagent.guarded_call import GuardedCall, HangingCallError
 from nodeagent.host.filesystems import read_filesystem
@@ -24,12 +28,14 @@ if TYPE_CHECKING:
     from nodeagent.model.runtime import Image
     from nodeagent.runtime.cri import CriClient
     from nodeagent.settings.settings import Settings
+    from nodeagent.telemetry.logging import StateLog
     from nodeagent.units import Clock
 
 RUNTIME_DOWN: Final = "container runtime is down"
 """Reason of a not ready node while the runtime does not answer. Source: kubelet ``runtimeState.runtimeErrors``."""
 _RUNTIME_WITHIN_S: Final = 10.0
 _READ_WITHIN_S: Final = 2.0
+_MAX_LABEL_BYTES: Final = 64 << 10
 _VERSION: Final = re.compile(r"\s*v?([0-9]{1,18}(?:\.[0-9]{1,18})+)")
 _SEMANTIC_SUFFIX: Final = re.compile(
     r"(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?\s*", re.ASCII
@@ -134,6 +140,46 @@ def _not_ready(problem: str) -> str:
     return f"container {part} not ready: {condition}=false reason:{reason} message:{message}"
 
 
+class LabelReader:
+    """Reader of the configured labels: those of the settings, and those of a file, which take precedence."""
+
+    def __init__(self, labels: Mapping[str, str], file: Path | None, states: StateLog) -> None:
+        """Create a reader; ``file`` is ``None`` without a file, ``states`` logs an unreadable file."""
+        self._labels = labels
+        self._file = file
+        self._states = states
+        self._guard = GuardedCall[dict[str, str]]()
+
+    async def read(self) -> Mapping[str, str] | None:
+        """Return the labels; ``None`` while the file is unreadable, which is logged. Occupies at most one thread."""
+        if self._file is None:
+            return self._labels
+        try:
+            found = await self._guard.run(partial(read_label_file, self._file), within_s=_READ_WITHIN_S)
+        except (ConfigError, HangingCallError) as error:
+            notice = f"kubernetes.labels_file: {error}; labels of the node are not changed"
+            self._states.log_once("store_notice", {"notice": notice}, state=notice)
+            return None
+        self._states.end("store_notice")
+        return {**self._labels, **found}
+
+
+def read_label_file(path: Path) -> dict[str, str]:
+    """Return the labels in a file with a line ``NAME=VALUE`` each. Comments start with ``#``.
+
+    Raises:
+        ConfigError: the file cannot be read, is not trusted, or a line is invalid.
+    """
+    try:
+        with open(open_trusted(path), "rb") as file:  # noqa: PTH123 - opens a descriptor, not a path
+            lines = file.read(_MAX_LABEL_BYTES).decode("ascii").splitlines()
+        return parse_labels(",".join(each for each in lines if not each.lstrip().startswith("#")))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
 _FORBIDDEN: Final = 403
 
 
@@ -159,6 +205,8 @@ async def compare_with_machine(found: Node | None) -> str:
 
 
 def status_policy(settings: Settings) -> NodeStatusPolicy:
-    """Return the node status policy: reservation, maximum number of pods, node IPs and eviction thresholds."""
+    """Return the node status policy: reservation, maximum number of pods, addresses and eviction thresholds."""
     chosen = settings.kubernetes
-    return NodeStatusPolicy(chosen.reservation, chosen.max_pods, chosen.node_ips, settings.eviction.thresholds)
+    return NodeStatusPolicy(
+        chosen.reservation, chosen.max_pods, chosen.node_ips, chosen.addresses, settings.eviction.thresholds
+    )

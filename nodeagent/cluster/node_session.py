@@ -12,7 +12,7 @@ from nodeagent.cluster.plan import heartbeat, registration
 from nodeagent.cluster.plan.node_status import NodeStatusPolicy, node_object, node_status
 from nodeagent.errors import ApiServerError, ApiServerRefusedError
 from nodeagent.loops.passes import AnnouncedPart, ShutdownAnnouncement, wait_for_any
-from nodeagent.record import Record, field
+from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
     from nodeagent.cluster.session_task import RegistrationReporter
@@ -81,6 +81,7 @@ class SessionParts(Record):
         is_shutting_down: returns whether a graceful shutdown is in progress; does no I/O.
         jitter: returns a number from 0 to 1.
         send_event: sends a waiting Event, if any; returns the seconds until the next attempt.
+        read_labels: returns the configured labels of the node; ``None`` if they are unknown.
         announcement: whether the API server knows of a shutdown.
         read_stops: returns the last recorded stop of the node, empty if none or unreadable.
         publish_pod: publishes the status of a pod that has ended, if any, with a function that returns the registered
@@ -95,6 +96,7 @@ class SessionParts(Record):
     is_shutting_down: Callable[[], bool]
     jitter: Callable[[], float]
     send_event: Callable[[Node], Awaitable[float]]
+    read_labels: Callable[[], Awaitable[Mapping[str, str] | None]]
     announcement: ShutdownAnnouncement = field(default_factory=ShutdownAnnouncement)
     read_stops: Callable[[], Awaitable[Sequence[NodeStop]]] = _no_stops
     publish_pod: Callable[[Callable[[], Awaitable[Node | None]]], Awaitable[float]] | None = None
@@ -126,6 +128,8 @@ class NodeSession:
         self._clock = clock
         self._reporter = reporter
         self._contested = contested
+        self._own_labels: Mapping[str, str] = {}
+        self._applied: Mapping[str, str] | None = None
         self._end = SessionEnd.STOPPED
         self._ended = asyncio.Event()
 
@@ -156,6 +160,7 @@ class NodeSession:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_lease(node))
                 tasks.create_task(self._keep_status(node))
+                tasks.create_task(self._keep_labels(node))
                 tasks.create_task(self._keep_cordon(node))
                 tasks.create_task(self._send_events(node))
                 tasks.create_task(self._annotate_stop(node))
@@ -194,13 +199,17 @@ class NodeSession:
                 now_s = self._clock.monotonic_s()
                 sighting = heartbeat.sight_lease(sighting, lease, now_s)
                 lease_free = heartbeat.is_lease_free(sighting, now_s)
+                labels = await self._parts.read_labels()
+                policy = self._registration if labels is None else replace(self._registration, labels=labels)
                 plan = registration.plan_registration(
-                    found, own, self._registration, lease_free=lease_free, contested=self._contested
+                    found, own, policy, lease_free=lease_free, contested=self._contested
                 )
                 node = await self._apply(plan, found)
             except ApiServerError as error:
                 await self._wait(self._reporter.failed("registration", error))
                 continue
+            self._own_labels = own.metadata.labels
+            self._applied = None if plan.verdict is registration.RegistrationVerdict.KEEP else labels
             self._reporter.succeeded("registration")
             if node is not None:
                 self._reporter.registered(plan, own.metadata.name)
@@ -291,6 +300,39 @@ class NodeSession:
         else:
             return found
         return None
+
+    # ---- labels
+
+    async def _keep_labels(self, node: Node) -> None:
+        """Apply the configured labels to a kept object and after each change.
+
+        A refusal, such as of a label that a node certificate may not set, does not affect the heartbeats.
+        """
+        while not self._ended.is_set() and not await self._is_refused():
+            labels, wait_s = await self._parts.read_labels(), heartbeat.STATUS_POLL_S
+            if labels is not None and labels != self._applied:
+                try:
+                    await self._set_labels(node, labels)
+                    self._applied = labels
+                except ApiServerRefusedError as error:
+                    is_conflict = error.status == _CONFLICT
+                    wait_s = heartbeat.FIRST_RETRY_S if is_conflict else self._reporter.failed("labels", error)
+                except ApiServerError as error:
+                    wait_s = self._reporter.failed("labels", error)
+            await wait_for_any(wait_s, self._ended)
+
+    async def _set_labels(self, node: Node, labels: Mapping[str, str]) -> None:
+        """Patch the labels of the Node object, unless they are as configured already."""
+        requests = self._parts.status_requests
+        found = await requests.get_node()
+        if found is None or found.metadata.uid != node.metadata.uid:
+            return  # deleted or replaced: the status loop ends the session
+        plan = registration.plan_labels(found, {**labels, **self._own_labels})
+        if plan.patch is not None:
+            await requests.patch_node(plan.patch)
+        self._reporter.succeeded("labels")
+        if plan.changed or plan.kept:
+            self._reporter.labels_changed(plan, found.metadata.name)
 
     # ---- cordon
 

@@ -12,7 +12,7 @@ from nodeagent.loops.passes import LoopStatuses, wait_for_any
 if TYPE_CHECKING:
     import asyncio
 
-    from nodeagent.cluster.plan.registration import RegistrationPlan
+    from nodeagent.cluster.plan.registration import LabelPlan, RegistrationPlan
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.kube.api_client import ApiClient, NodeApi
     from nodeagent.settings.settings import Settings
@@ -165,6 +165,10 @@ class RegistrationReporter:
     def cordon_changed(self, name: str, *, is_cordoned: bool) -> None:
         """Log the cordon of the node for a shutdown, or its end."""
         self._logger.info("node_cordoned" if is_cordoned else "node_uncordoned", node=name)
+
+    def labels_changed(self, plan: LabelPlan, name: str) -> None:
+        """Log the changed labels of the node, and the kept ones with another value than configured."""
+        self._logger.info("node_labels_changed", node=name, labels=list(plan.changed), kept=list(plan.kept))
 
     def refused(self, plan: RegistrationPlan, name: str) -> None:
         """Log the reason for which the node is not registered."""

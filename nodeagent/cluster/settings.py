@@ -17,13 +17,14 @@ from nodeagent.cluster.plan.registration import (
 )
 from nodeagent.config.validation import Check, Count, Duration, OptionalPath, ProviderId, Section, Switch, about, form
 from nodeagent.errors import ConfigError
-from nodeagent.model.kubernetes import ApiAccess
+from nodeagent.model.kubernetes import ApiAccess, NodeAddress
 from nodeagent.model.node import Role
 from nodeagent.record import Record, field
 from nodeagent.units import parse_bytes, parse_duration_s, parse_quantity
 
 _RESERVED_FORM: Final = 'list of RESOURCE=QUANTITY, such as "cpu=200m,memory=512Mi,ephemeral-storage=1Gi"'
 _LABELS_FORM: Final = 'list of NAME=VALUE, such as "example.com/pool=edge,zone=a"'
+_ADDRESSES_FORM: Final = 'list of TYPE=ADDRESS, such as "ExternalIP=192.0.2.10,InternalDNS=node-1.example.com"'
 _TAINTS_FORM: Final = 'list of KEY:EFFECT, such as "nodeagent.dev/image-gc-degraded:NoSchedule"'
 _LABEL_PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_PREFIX: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
@@ -50,6 +51,30 @@ def parse_node_ips(text: str) -> tuple[str, ...]:
     if len({each.version for each in found}) < len(found):
         raise ValueError("at most one address of each family, such as 192.0.2.10,2001:db8::10")
     return tuple(map(str, found))
+
+
+def parse_addresses(text: str) -> tuple[NodeAddress, ...]:
+    """Return the addresses in a comma-separated list, in its order.
+
+    Raises:
+        ValueError: a type is unknown, an address is invalid for its type, or an entry is repeated.
+
+    Source: Kubernetes, ``NodeAddressType``; ``InternalIP`` and ``Hostname`` are of other settings.
+    """
+    found: list[NodeAddress] = []
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        kind, _, address = part.partition("=")
+        if kind == "ExternalIP":
+            try:
+                address = str(ipaddress.ip_address(address))
+            except ValueError:
+                raise ValueError(f"{part!r}: not an IP address") from None
+        elif kind not in ("InternalDNS", "ExternalDNS") or not _LABEL_PREFIX.fullmatch(address):
+            raise ValueError(f"{part!r}: write a {_ADDRESSES_FORM}; types: ExternalIP, InternalDNS, ExternalDNS")
+        if (entry := NodeAddress(type=kind, address=address)) in found:
+            raise ValueError(f"{part} is repeated")
+        found.append(entry)
+    return tuple(found)
 
 
 def parse_reserved(text: str) -> Reservation:
@@ -134,6 +159,8 @@ class KubernetesSettings(Record):
 
     Attributes:
         node_ips: IP addresses of the node; empty to detect them.
+        addresses: addresses of other types than ``InternalIP`` and ``Hostname``.
+        labels_file: file with further labels; ``None`` without one.
         reservation: resources that pods cannot use.
         max_pods: number of pods that the scheduler may place on the node.
         register_node: whether the agent registers the node if no kubelet manages the node.
@@ -151,6 +178,8 @@ class KubernetesSettings(Record):
     """
 
     node_ips: tuple[str, ...] = ()
+    addresses: tuple[NodeAddress, ...] = ()
+    labels_file: Path | None = None
     reservation: Reservation = NO_RESERVATION
     max_pods: int = 0
     register_node: bool = False
@@ -299,7 +328,17 @@ class KubernetesSection(Section):
         str,
         Check(parse_labels),
         form(_LABELS_FORM),
-        about("Labels of a new Node object; in an adopted object missing labels are added."),
+        about(
+            "Labels of the registered node, such as topology.kubernetes.io/zone. A label of another value that the "
+            "agent did not set is kept."
+        ),
+    ] = ""
+    labels_file: Annotated[
+        OptionalPath,
+        about(
+            "File with further labels, a line NAME=VALUE each, with precedence over labels; read again every 10 s. "
+            "While it is unreadable no label is changed."
+        ),
     ] = ""
     provider_id: Annotated[
         ProviderId,
@@ -323,6 +362,12 @@ class KubernetesSection(Section):
         about(
             "IP addresses of the node. Empty: of each family, the first address on the interface of the default route."
         ),
+    ] = ""
+    addresses: Annotated[
+        str,
+        Check(parse_addresses),
+        form(_ADDRESSES_FORM),
+        about("Further addresses of the node. Types: ExternalIP, InternalDNS, ExternalDNS."),
     ] = ""
     reserved: Annotated[
         str,
@@ -381,6 +426,8 @@ class KubernetesSection(Section):
                 taint=self.no_kubelet_taint,
             ),
             node_ips=parse_node_ips(self.node_ip),
+            addresses=parse_addresses(self.addresses),
+            labels_file=Path(self.labels_file) if self.labels_file else None,
             reservation=parse_reserved(self.reserved),
             max_pods=self.max_pods,
         )

@@ -127,7 +127,7 @@ class RegistrationTask:
 
     async def _run_session(self, settings: Settings, stop: asyncio.Event) -> None:
         # imported here, since a daemon without registration does not need h11, ssl and the API objects
-        from nodeagent.cluster.facts import NodeFactsReader, status_policy  # noqa: PLC0415
+        from nodeagent.cluster.facts import LabelReader, NodeFactsReader, status_policy  # noqa: PLC0415
         from nodeagent.cluster.node_session import NodeSession, SessionEnd, SessionParts  # noqa: PLC0415
         from nodeagent.cluster.pod_status import PodStatuses  # noqa: PLC0415
         from nodeagent.host.node import node_name  # noqa: PLC0415
@@ -147,7 +147,8 @@ class RegistrationTask:
             outbox.close()  # EventsTask sends the Events
         else:
             outbox.open()
-        reporter = RegistrationReporter(StateLog(self._logger, self._context.clock), self._context.loop_statuses)
+        states = StateLog(self._logger, self._context.clock)
+        reporter = RegistrationReporter(states, self._context.loop_statuses)
         statuses = self._pod_statuses = self._pod_statuses or PodStatuses(self._context)
         if settings.kubernetes.publish_pod_status:
             statuses.open()
@@ -164,6 +165,8 @@ class RegistrationTask:
         async def publish_pod(read_node: Callable[[], Awaitable[Node | None]]) -> float:
             return await statuses.publish(read_node, partial(patch_pod_status, pods), reporter)
 
+        configured = settings.kubernetes
+        labels = LabelReader(configured.registration.labels, configured.labels_file, states)
         reader = NodeFactsReader(settings, self._context.clock)
         facts = FactsSource(self._context, settings, reader.read, self._last)
         parts = SessionParts(
@@ -176,6 +179,7 @@ class RegistrationTask:
             send_event=lambda node: outbox.send(events, node, reporter),
             read_stops=read_stops,
             publish_pod=publish_pod if settings.kubernetes.publish_pod_status else None,
+            read_labels=labels.read,
             announcement=self._context.shutdown_announcement,
         )
         started_s = self._context.clock.monotonic_s()

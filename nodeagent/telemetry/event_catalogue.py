@@ -254,6 +254,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     "node_uncordoned": Event(
         "096efd1a20b9401989c14f3e94852e0f", "node {node} uncordoned: no cordon of the agent is required"
     ),
+    "node_labels_changed": Event(
+        "da0b9c6bb03c46799fe2c66c354cc93d", "labels of node {node} compared[, changed: {labels}][, kept: {kept}]"
+    ),
     "node_tainted": Event("a72fd565740d407e88f720dc06ac67e4", "node tainted[: {taints}]"),
     "node_untainted": Event("2bbb7b0492124d298a2d13f0c97c5b9d", "taints of the node removed[: {taints}]"),
     "shutdown_not_announced": Event(

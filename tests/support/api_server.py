@@ -37,7 +37,10 @@ _TARGET = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/v1/(?:namespaces/(?P<namespace>[^/]+)/)?"
     r"(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?"
 )
-_LABELS = ("kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os")
+_LABELS = (
+    *("kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os"),
+    *("topology.kubernetes.io/zone", "topology.kubernetes.io/region", "node.kubernetes.io/instance-type"),
+)
 
 
 @dataclass

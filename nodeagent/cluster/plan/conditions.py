@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION, TAINT_EFFECTS, TAINT_KEYS
+from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION, LABELS_ANNOTATION, TAINT_EFFECTS, TAINT_KEYS
 from nodeagent.model.clock import not_before
 from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, Node, StatusCondition, Taint
 from nodeagent.record import Record
@@ -268,6 +268,9 @@ class WithdrawalPlan(Record):
     kept: str = ""
 
 
+_ANNOTATIONS: Final = (REGISTERED_ANNOTATION, CORDONED_ANNOTATION, LABELS_ANNOTATION)
+
+
 def plan_withdrawal(found: Node, *, has_kubelet: bool) -> WithdrawalPlan:
     """Return the changes that remove the agent's fields from the Node object of this machine.
 
@@ -276,7 +279,7 @@ def plan_withdrawal(found: Node, *, has_kubelet: bool) -> WithdrawalPlan:
         has_kubelet: whether a kubelet manages this node.
     """
     conditions = tuple(each.type for each in found.status.conditions if each.type in OWN_TYPES)
-    annotations = [each for each in (REGISTERED_ANNOTATION, CORDONED_ANNOTATION) if each in found.metadata.annotations]
+    annotations = [each for each in _ANNOTATIONS if each in found.metadata.annotations]
     taints = [each for each in found.spec.taints if each.key == NO_KUBELET_TAINT or is_condition_taint(each)]
     name, kept = found.metadata.name, ""
     if not has_kubelet and (annotations or not all(map(is_condition_taint, taints))):

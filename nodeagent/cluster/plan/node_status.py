@@ -54,12 +54,14 @@ class NodeStatusPolicy(Record):
     Attributes:
         max_pods: number of pods that the scheduler may place on the node.
         addresses: IP addresses of the node; empty to use the observed addresses.
+        further_addresses: addresses of other types than ``InternalIP`` and ``Hostname``.
         thresholds: eviction thresholds; hard thresholds on memory and nodefs reduce the allocatable resources.
     """
 
     reservation: Reservation = NO_RESERVATION
     max_pods: int = 0
     addresses: tuple[str, ...] = ()
+    further_addresses: tuple[kubernetes.NodeAddress, ...] = ()
     thresholds: tuple[Threshold, ...] = ()
 
 
@@ -102,6 +104,7 @@ def _addresses(facts: kubernetes.NodeFacts, policy: NodeStatusPolicy) -> tuple[k
     internal = policy.addresses or facts.machine.addresses
     return (
         *(kubernetes.NodeAddress(type="InternalIP", address=each) for each in internal),
+        *policy.further_addresses,
         kubernetes.NodeAddress(type="Hostname", address=facts.name),
     )
 

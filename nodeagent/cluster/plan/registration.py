@@ -21,6 +21,8 @@ from nodeagent.record import Record, field
 CORDONED_ANNOTATION: Final = "nodeagent.dev/cordoned"
 """Annotation of a node that the agent has cordoned; its value is the cause."""
 CORDONED_BY_REGISTRATION: Final = "no-kubelet"
+LABELS_ANNOTATION: Final = "nodeagent.dev/labels"
+"""Annotation with the labels that the agent has set, as ``NAME=VALUE,...``; others are never changed."""
 _TAINTS: Final = tuple(Taint(key=NO_KUBELET_TAINT, effect=effect) for effect in ("NoSchedule", "NoExecute"))
 
 
@@ -136,12 +138,11 @@ def _id_mismatch(theirs: NodeSystemInfo, machine_id: str, system_uuid: str) -> t
 
 
 def _new_node(own: Node, policy: RegistrationPolicy) -> Node:
-    annotations = {REGISTERED_ANNOTATION: "created"}
+    labels = {**policy.labels, **own.metadata.labels}
+    annotations = {REGISTERED_ANNOTATION: "created", LABELS_ANNOTATION: _label_text(labels)}
     if policy.unschedulable:
         annotations[CORDONED_ANNOTATION] = CORDONED_BY_REGISTRATION
-    metadata = msgspec.structs.replace(
-        own.metadata, labels={**policy.labels, **own.metadata.labels}, annotations=annotations
-    )
+    metadata = msgspec.structs.replace(own.metadata, labels=labels, annotations=annotations)
     spec = NodeSpec(
         provider_id=policy.provider_id,
         unschedulable=policy.unschedulable,
@@ -156,7 +157,7 @@ def _adoption(found: Node, own: Node, policy: RegistrationPolicy) -> tuple[dict[
     present = found.metadata.labels
     added = {name: value for name, value in wanted.items() if name not in present}
     kept = [f"label {name}={present[name]}" for name in wanted if present.get(name, wanted[name]) != wanted[name]]
-    annotations = {REGISTERED_ANNOTATION: "adopted"}
+    annotations = {REGISTERED_ANNOTATION: "adopted", LABELS_ANNOTATION: _label_text(added)}
     spec: dict[str, Any] = {}
     if policy.unschedulable and not found.spec.unschedulable:
         spec["unschedulable"] = True
@@ -182,6 +183,55 @@ def _with_own_taints(found: Node, policy: RegistrationPolicy) -> list[Any]:
     held = {(each.key, each.effect) for each in found.spec.taints}
     missing = tuple(each for each in _TAINTS if policy.taint and (each.key, each.effect) not in held)
     return [msgspec.to_builtins(each) for each in (*found.spec.taints, *missing)] if missing else []
+
+
+class LabelPlan(Record):
+    """Changes of the labels of a Node object.
+
+    Attributes:
+        patch: patch of the Node; ``None`` without changes. The patch fails with a conflict if the object has changed.
+        changed: set labels, and removed ones as ``NAME-``, for display.
+        kept: labels with another value than configured, which the agent did not set, for display.
+    """
+
+    patch: Mapping[str, Any] | None = None
+    changed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+def plan_labels(found: Node, wanted: Mapping[str, str]) -> LabelPlan:
+    """Return the changes of the configured labels of a registered node.
+
+    Missing labels are set. A label is replaced or removed if the agent has set its present value.
+
+    Source: kubectl apply, three-way merge with the annotation of the last applied object.
+    """
+    present, before = found.metadata.labels, found.metadata.annotations.get(LABELS_ANNOTATION, "")
+    pairs = (each.partition("=") for each in before.split(",") if each)
+    own = {name: value for name, _, value in pairs if present.get(name) == value}
+    changes: dict[str, str | None] = {
+        name: value for name, value in wanted.items() if name not in present or own.get(name, value) != value
+    }
+    changes |= {name: None for name in own if name not in wanted}
+    after = _label_text({name: value for name, value in wanted.items() if name in changes or present[name] == value})
+    kept = tuple(
+        f"{name}={present[name]}"
+        for name, value in sorted(wanted.items())
+        if name not in changes and present[name] != value
+    )
+    if not changes and after == before:
+        return LabelPlan(kept=kept)
+    metadata = {
+        "resourceVersion": found.metadata.resource_version,
+        "annotations": {LABELS_ANNOTATION: after},
+        **({"labels": changes} if changes else {}),
+    }
+    shown = tuple(f"{name}-" if value is None else f"{name}={value}" for name, value in sorted(changes.items()))
+    return LabelPlan({"metadata": metadata}, shown, kept)
+
+
+def _label_text(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 CORDONED_FOR_SHUTDOWN: Final = "shutdown"

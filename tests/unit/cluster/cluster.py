@@ -25,7 +25,7 @@ from tests.support.virtual_time import START, LoopClock, play
 from tests.unit.cluster.direct_api import DirectApi
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from datetime import datetime
 
     from nodeagent.cluster.pod_status import PodStatuses
@@ -66,6 +66,7 @@ class Cluster:
 
     server: ApiServer = field(default_factory=partial(ApiServer, "register_node"))
     facts: NodeFacts = FACTS
+    labels: Mapping[str, str] | None = field(default_factory=dict)
     refusal: str = ""
     shutting_down: bool = False
     policy: RegistrationPolicy = field(default_factory=RegistrationPolicy)
@@ -83,6 +84,9 @@ class Cluster:
     async def read_facts(self) -> NodeFacts:
         return replace(self.facts, not_ready=(SHUTTING_DOWN,)) if self.shutting_down else self.facts
 
+    async def read_labels(self) -> Mapping[str, str] | None:
+        return None if self.labels is None else {**self.policy.labels, **self.labels}
+
     async def refused(self) -> str:
         return self.refusal
 
@@ -99,6 +103,7 @@ class Cluster:
             lambda: self.shutting_down,
             lambda: 0.0,
             lambda node: self.outbox.send(self.event_api, node, reporter),
+            self.read_labels,
             self.announcement,
             self.read_stops,
             None if statuses is None else lambda read: statuses.publish(read, self.status_api.patch_pod, reporter),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from nodeagent.cluster.facts import RUNTIME_DOWN, NodeFactsReader, plain_version
+from nodeagent.cluster.facts import RUNTIME_DOWN, LabelReader, NodeFactsReader, plain_version
 from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model.node import RuntimeInfo
 from nodeagent.model.runtime import Image
 from nodeagent.runtime.cri import RuntimeStatus
 from nodeagent.settings.settings import Config
+from nodeagent.telemetry import logging as log
+from nodeagent.telemetry.logging import StateLog
 from nodeagent.units import SystemClock
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nodeagent.runtime.cri import CriClient
 
 PROBLEM = "NetworkReady: NetworkPluginNotReady: Network plugin returns error: cni plugin not initialized"
@@ -51,6 +57,22 @@ async def test_runtime_reports_version_images_and_causes_in_the_words_of_the_kub
         "message:Network plugin returns error: cni plugin not initialized"
     )
     assert facts.ephemeral_bytes
+
+
+async def test_labels_of_the_file_precede_those_of_the_settings_and_are_read_again(tmp_path: Path) -> None:
+    file, stream = tmp_path / "labels", io.StringIO()
+    states = StateLog(log.configure("json", "info", stream), ManualClock())
+    reader = LabelReader({"pool": "edge", "zone": "of-settings"}, file, states)
+    assert await reader.read() is None
+    assert "labels_file: cannot read" in stream.getvalue()
+    file.write_text("# written at the first boot\ntopology.kubernetes.io/zone=a\n\nzone=b\n")
+    assert await reader.read() == {"pool": "edge", "zone": "b", "topology.kubernetes.io/zone": "a"}
+    file.write_text("zone\n")
+    assert await reader.read() is None
+    file.chmod(0o666)
+    assert await reader.read() is None
+    assert [text in stream.getvalue() for text in ("'zone': write a list", "not trusted")] == [True, True]
+    assert await LabelReader({"a": "b"}, None, states).read() == {"a": "b"}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,11 +13,15 @@ from nodeagent.cluster.node_session import SessionEnd
 from nodeagent.cluster.plan.conditions import REPORT_S
 from nodeagent.cluster.plan.registration import RegistrationPolicy
 from nodeagent.model.pressure import NodeCondition
+from nodeagent.model.runtime import Image
 from nodeagent.model.stops import NodeStop, StopEnd, StopKind
 from nodeagent.record import replace
 from tests.support.api_server import LEASES, NODES, Fault
 from tests.support.virtual_time import START
 from tests.unit.cluster.cluster import FACTS, KUBELET_NODE, Cluster
+
+if TYPE_CHECKING:
+    from nodeagent.model.kubernetes import NodeFacts
 
 
 def test_new_node_is_registered_cordoned_tainted_and_ready_with_a_lease() -> None:
@@ -55,6 +60,109 @@ def test_changed_status_is_reported_at_the_next_poll() -> None:
     cluster.run(120, script)
     assert len(cluster.status_api.times("/status")) == 2
     assert 95 < cluster.status_api.times("/status")[1] <= 105
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(FACTS, machine=replace(FACTS.machine, memory_bytes=8 << 30)),
+        replace(FACTS, machine=replace(FACTS.machine, cpu_millis=4000)),
+        replace(FACTS, machine=replace(FACTS.machine, addresses=("192.0.2.11",))),
+        replace(FACTS, images=(Image("sha256:1", repo_tags=("registry.test/a:v1",), size_bytes=5),)),
+        replace(FACTS, ephemeral_bytes=20 << 30),
+    ],
+    ids=["memory", "cpu", "address", "image", "nodefs"],
+)
+def test_resource_that_changes_at_run_time_is_reported_at_the_next_poll(changed: NodeFacts) -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(95)
+        cluster.facts = changed
+
+    cluster.run(300, script)
+    first, second = cluster.status_api.times("/status")
+    assert (first, 95 < second <= 105) == (0, True)
+    status, machine = cluster.server.node["status"], changed.machine
+    assert status["capacity"]["memory"] == f"{(machine.memory_bytes or 0) >> 30}Gi"
+    assert status["capacity"]["cpu"] == str((machine.cpu_millis or 0) // 1000)
+    assert status["capacity"]["ephemeral-storage"] == f"{(changed.ephemeral_bytes or 0) >> 30}Gi"
+    assert status["addresses"][0]["address"] == machine.addresses[0]
+    assert len(status.get("images", ())) == len(changed.images or ())
+
+
+def test_extended_resource_of_another_program_is_kept() -> None:
+    cluster = Cluster()
+    gpus = {"example.com/gpu": "4"}
+
+    async def script() -> None:
+        await asyncio.sleep(5)
+        status = cluster.server.node["status"]
+        both = {each: {**status[each], **gpus} for each in ("capacity", "allocatable")}
+        cluster.server.put(NODES, "node-1", {**cluster.server.node, "status": {**status, **both}})
+        cluster.facts = replace(FACTS, machine=replace(FACTS.machine, memory_bytes=8 << 30))
+
+    cluster.run(700, script)
+    assert len(cluster.status_api.times("/status")) >= 3
+    status = cluster.server.node["status"]
+    assert status["capacity"]["example.com/gpu"] == status["allocatable"]["example.com/gpu"] == "4"
+    assert status["capacity"]["memory"] == "8Gi"
+
+
+def test_labels_follow_the_configuration_at_run_time_and_those_of_an_operator_are_kept() -> None:
+    zone = "topology.kubernetes.io/zone"
+    cluster = Cluster(labels={zone: "a", "pool": "edge"})
+    cluster.server.node_identity = True
+    seen: list[dict[str, str]] = []
+
+    async def script() -> None:
+        for labels in ({zone: "b", "pool": "core"}, None, {zone: "c"}):
+            await asyncio.sleep(15)
+            node = cluster.server.node
+            seen.append(dict(node["metadata"]["labels"]))
+            if len(seen) == 1:
+                changed = {**node["metadata"], "labels": {**node["metadata"]["labels"], "pool": "of-operator"}}
+                cluster.server.put(NODES, "node-1", {**node, "metadata": changed})
+            cluster.labels = labels
+        await asyncio.sleep(15)
+        seen.append(dict(cluster.server.node["metadata"]["labels"]))
+
+    cluster.run(70, script)
+    assert [(each[zone], each["pool"]) for each in seen] == [
+        ("a", "edge"),
+        ("b", "of-operator"),
+        ("b", "of-operator"),
+        ("c", "of-operator"),
+    ]
+    assert [(each["labels"], each["kept"]) for each in cluster.logged("node_labels_changed")] == [
+        ([f"{zone}=b"], ["pool=of-operator"]),
+        ([f"{zone}=c"], []),
+    ]
+
+
+def test_refused_label_does_not_affect_the_heartbeats() -> None:
+    cluster = Cluster()
+    cluster.server.node_identity = True
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        cluster.labels = {"node-role.kubernetes.io/edge": ""}
+
+    cluster.run(700, script)
+    assert "node-role.kubernetes.io/edge" not in cluster.server.node["metadata"]["labels"]
+    (failed,) = cluster.logged("api_request_failed")
+    assert (failed["part"], "not allowed to modify labels" in failed["error"]) == ("labels", True)
+    assert len(cluster.lease_api.times("PUT")) > 55
+    assert len(cluster.status_api.times("/status")) == 3
+
+
+def test_changed_labels_are_applied_after_a_restart_and_after_a_conflict() -> None:
+    cluster = Cluster(labels={"zone": "a"})
+    cluster.run(5)
+    cluster.labels = {"zone": "b"}
+    cluster.status_api.outdated = 1
+    cluster.run(5)
+    assert cluster.server.node["metadata"]["labels"]["zone"] == "b"
 
 
 def test_start_and_cancellation_of_a_shutdown_are_reported_within_a_second() -> None:

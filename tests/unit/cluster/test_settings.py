@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.cluster.plan.registration import Reservation
-from nodeagent.cluster.settings import parse_condition_taints, parse_node_ips, parse_reserved
+from nodeagent.cluster.settings import parse_addresses, parse_condition_taints, parse_node_ips, parse_reserved
 from nodeagent.config.validation import convert
 from nodeagent.errors import ConfigError
 from nodeagent.model.node import Role
@@ -37,6 +37,27 @@ def test_node_ips_are_one_of_each_family() -> None:
     for text in ("192.0.2.1,192.0.2.2", "node-1", "192.0.2.1/24"):
         with pytest.raises(ValueError, match="address"):
             parse_node_ips(text)
+
+
+def test_addresses_of_further_types_are_read() -> None:
+    found = parse_addresses("ExternalIP=192.0.2.7, ExternalIP=2001:DB8::7,InternalDNS=node-1.example.com")
+    assert [(each.type, each.address) for each in found] == [
+        ("ExternalIP", "192.0.2.7"),
+        ("ExternalIP", "2001:db8::7"),
+        ("InternalDNS", "node-1.example.com"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("192.0.2.7", "ExternalIP=node-1", "InternalIP=192.0.2.7", "ExternalDNS=", "ExternalDNS=a b"),
+        "ExternalIP=::1,ExternalIP=::1",
+    ],
+)
+def test_invalid_further_addresses_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_addresses(text)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from nodeagent.cluster.plan.node_status import MAX_IMAGES, NodeStatusPolicy, node_object, node_status
-from nodeagent.cluster.settings import parse_reserved
+from nodeagent.cluster.settings import parse_addresses, parse_reserved
 from nodeagent.eviction.plan.thresholds import parse_thresholds
 from nodeagent.model.kubernetes import Machine, Node, NodeFacts, StatusCondition
 from nodeagent.model.pressure import NodeCondition
@@ -187,6 +187,9 @@ def test_both_families_are_internal_addresses_and_configured_ones_replace_them()
         found = node_status(facts, policy, (), now=NOW).addresses
         assert [each.address for each in found] == expected
         assert [each.type for each in found] == ["InternalIP"] * (len(expected) - 1) + ["Hostname"]
+    policy = NodeStatusPolicy(further_addresses=parse_addresses("ExternalDNS=a.example.com,ExternalIP=203.0.113.1"))
+    types = [each.type for each in node_status(FACTS, policy, (), now=NOW).addresses]
+    assert types == ["InternalIP", "ExternalDNS", "ExternalIP", "Hostname"]
 
 
 @given(

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from nodeagent.cluster.plan.registration import (
     RegistrationPolicy,
     RegistrationVerdict,
+    plan_labels,
     plan_registration,
     unproven_because,
 )
@@ -74,6 +75,69 @@ def test_verdict_on_an_object(
     if verdict not in (RegistrationVerdict.CREATE, RegistrationVerdict.ADOPT, RegistrationVerdict.KEEP):
         assert plan.node is None
         assert plan.patch is None
+
+
+OWN_ZONE = {"nodeagent.dev/labels": "zone=a"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "wanted", "changes", "after", "kept"),
+    [
+        ({}, {}, {"zone": "a"}, {"zone": "a"}, "zone=a", ()),
+        ({"zone": "a"}, OWN_ZONE, {"zone": "a"}, None, "", ()),
+        ({"zone": "a"}, OWN_ZONE, {"zone": "b"}, {"zone": "b"}, "zone=b", ()),
+        ({"zone": "a", "x": "1"}, OWN_ZONE, {}, {"zone": None}, "", ()),
+        ({"zone": "z"}, OWN_ZONE, {"zone": "b"}, None, "", ("zone=z",)),
+        ({"zone": "z"}, OWN_ZONE, {}, None, "", ()),
+        ({"zone": "z"}, {}, {"zone": "b"}, None, None, ("zone=z",)),
+        ({"zone": "b"}, {}, {"zone": "b"}, None, "zone=b", ()),
+        ({}, OWN_ZONE, {"zone": "a"}, {"zone": "a"}, "zone=a", ()),
+        ({"zone": "a"}, {"nodeagent.dev/labels": ",=,zone"}, {}, None, "", ()),
+    ],
+    ids=[
+        *("missing", "equal", "own-changed", "own-removed", "of-operator-kept", "of-operator-not-removed"),
+        *("of-others-kept", "of-earlier-version", "removed-by-operator", "malformed-annotation"),
+    ],
+)
+def test_labels_that_the_agent_has_set_follow_the_configuration(  # noqa: PLR0917 - columns of the table
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    wanted: dict[str, str],
+    changes: dict[str, str | None] | None,
+    after: str | None,
+    kept: tuple[str, ...],
+) -> None:
+    plan = plan_labels(node(labels=labels, annotations=annotations), wanted)
+    assert plan.kept == kept
+    if plan.patch is None:
+        assert changes is None
+        assert after in (None, "")
+        return
+    metadata = plan.patch["metadata"]
+    assert metadata["resourceVersion"] == "7"
+    assert metadata.get("labels") == changes
+    assert metadata["annotations"] == {"nodeagent.dev/labels": after}
+
+
+LABELS = st.dictionaries(st.sampled_from("abc"), st.sampled_from("12"))
+
+
+@given(LABELS, LABELS, LABELS)
+def test_label_of_others_is_neither_replaced_nor_removed_and_a_second_comparison_changes_nothing(
+    present: dict[str, str], own: dict[str, str], wanted: dict[str, str]
+) -> None:
+    text = ",".join(f"{name}={value}" for name, value in sorted(own.items()))
+    found = node(labels=present, annotations={"nodeagent.dev/labels": text})
+    plan = plan_labels(found, wanted)
+    metadata = {} if plan.patch is None else plan.patch["metadata"]
+    after = {**present, **metadata.get("labels", {})}
+    after = {name: value for name, value in after.items() if value is not None}
+    for name, value in present.items():
+        if own.get(name) != value:
+            assert after[name] == value
+    assert wanted.keys() <= after.keys()
+    again = node(labels=after, annotations=metadata.get("annotations") or found.metadata.annotations)
+    assert plan_labels(again, wanted).patch is None
 
 
 OTHER, UNKNOWN = RegistrationVerdict.OTHER_MACHINE, RegistrationVerdict.UNKNOWN_MACHINE
@@ -141,7 +205,11 @@ def test_adoption_adds_what_is_missing_and_lists_the_values_that_are_kept() -> N
     assert plan.patch == {
         "metadata": {
             "resourceVersion": "7",
-            "annotations": {"nodeagent.dev/registered": "adopted", "nodeagent.dev/cordoned": "no-kubelet"},
+            "annotations": {
+                "nodeagent.dev/registered": "adopted",
+                "nodeagent.dev/labels": "kubernetes.io/hostname=node-1",
+                "nodeagent.dev/cordoned": "no-kubelet",
+            },
             "labels": {"kubernetes.io/hostname": "node-1"},
         },
         "spec": {
