@@ -44,6 +44,8 @@ _PARTS_KEPT: Final = 10_080
 _JUMP_S: Final = 30.0
 _REBOOT_RESETS: Final = ("memory.", "allocatableMemory.", "pid.", "swap.")
 _CACHE_KIB: Final = 256
+_OTHER_SCHEMA: Final = "SQLITE_ERROR"
+"""Error of a statement that names a missing table or column, since the statements are constant."""
 _PARTS_READ: Final = 1_440
 """Newest lines of which the parts are read: growth is attributed for the last day."""
 
@@ -97,7 +99,7 @@ class SampleFile:
         try:
             self._append(lines)
         except sqlite3.DatabaseError as error:
-            if not is_corrupt(error):
+            if not (is_corrupt(error) or getattr(error, "sqlite_errorname", "") == _OTHER_SCHEMA):
                 raise StoreError(f"cannot write {self.path}: {error}") from error
             try:
                 notice = quarantine(self.path, error)

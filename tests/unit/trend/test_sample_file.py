@@ -118,6 +118,18 @@ def test_a_corrupt_file_is_set_aside_and_a_new_record_begins(tmp_path: Path) -> 
     assert minutes(file) == [1]
 
 
+@pytest.mark.parametrize(
+    "statement", ["DROP TABLE lines", "DROP TABLE parts", "ALTER TABLE samples DROP COLUMN freeable"]
+)
+def test_a_file_with_another_schema_is_set_aside_and_a_new_record_begins(tmp_path: Path, statement: str) -> None:
+    file = SampleFile(tmp_path)
+    file.append([line(1)])
+    with closing(sqlite3.connect(file.path)) as connection:
+        connection.execute(statement)
+    assert "quarantined" in file.append([line(2, parts={"a": 1.0})])
+    assert minutes(file) == [2]
+
+
 def test_a_file_of_a_newer_version_is_neither_read_nor_changed(tmp_path: Path) -> None:
     file = SampleFile(tmp_path)
     file.append([line(1)])
