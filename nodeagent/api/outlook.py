@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from nodeagent.api.common import Part
-from nodeagent.model.outlook import Outlook, ThresholdKind
+from nodeagent.model.outlook import GrowthCategory, Outlook, ThresholdKind
 from nodeagent.record import Time
 
 _MOST: Final = 1 << 62
@@ -43,14 +43,16 @@ class GrowthDocument(Part, frozen=True, kw_only=True):
     """A growing part of a resource.
 
     Attributes:
-        part: pod, repository or category; empty for the rest.
+        part: pod, repository, or the rest of a category; empty for growth that no category explains.
         rate_per_s: growth per second.
         share: share of the growth of all growing parts, from 0 to 1.
+        category: category of the part; ``other`` in the response of an older daemon.
     """
 
     part: str
     rate_per_s: Amount
     share: Amount
+    category: GrowthCategory = GrowthCategory.OTHER
 
 
 class OutlookDocument(Part, frozen=True, kw_only=True):

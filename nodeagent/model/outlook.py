@@ -38,3 +38,19 @@ class ExpectedShortage(Record):
 
     is_expected: bool | None
     detail: str = ""
+
+
+class GrowthCategory(StrEnum):
+    """Category of the use of a resource that grows. The values are part of the JSON output and of the metrics.
+
+    ``PODS`` is the category of memory and process ids, ``OTHER`` growth that no reading explains.
+    """
+
+    IMAGES = "images"
+    UNREFERENCED = "unreferenced"
+    UNDO = "undo-windows"
+    WRITABLE = "writable-layers"
+    LOGS = "pod-logs"
+    VOLUMES = "pod-volumes"
+    PODS = "pods"
+    OTHER = "other"

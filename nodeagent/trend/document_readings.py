@@ -84,13 +84,11 @@ async def trend_document(agent: Agent, layout: SignalLayout, resource: str, seco
 
 def _read(agent: Agent, policy: TrendPolicy, resource: str, since: datetime, now: datetime) -> Trend:
     file = SampleFile(agent.settings.state_directory)
-    series = file.read()
-    chosen = [each for each in series if each.resource == resource] or [
-        each for each in series if each.resource.startswith(resource)
-    ]
-    if series and not chosen:
-        raise UsageError(f"no resource {resource!r}; resources: {', '.join(each.resource for each in series)}")
-    warnings = () if series else ("nothing is recorded yet; the daemon records a reading every minute",)
+    names = file.read_names()
+    chosen = [resource] if resource in names else [each for each in names if each.startswith(resource)]
+    if names and not chosen:
+        raise UsageError(f"no resource {resource!r}; resources: {', '.join(names)}")
+    warnings = () if names else ("nothing is recorded yet; the daemon records a reading every minute",)
     try:
         passes = agent.history.read(since=since, limit=_MOST_PASSES)
     except StoreError as error:
@@ -102,10 +100,11 @@ def _read(agent: Agent, policy: TrendPolicy, resource: str, since: datetime, now
             kind = "eviction" if each.scope == "pods" else "collection"
             text = done[0].name if kind == "eviction" else f"{len(done)} removed by {each.trigger}"
             marks.append(TrendMark(at=each.started_at, kind=kind, text=text))
+    resources = (_resource(each, policy, since, now) for each in file.read_each(chosen))
     return Trend(
         observed_at=now,
         since=since,
-        resources=tuple(found for each in chosen if (found := _resource(each, policy, since, now)) is not None),
+        resources=tuple(each for each in resources if each is not None),
         marks=tuple(sorted(marks, key=lambda mark: (mark.at, mark.kind, mark.text))),
         warnings=tuple(warnings),
     )

@@ -31,7 +31,7 @@ from nodeagent.trend.shortage import expected_shortage, first_shortages, follow_
 from nodeagent.trend.words import shortage_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from datetime import datetime
 
     from nodeagent.daemon.context import DaemonContext
@@ -40,11 +40,14 @@ if TYPE_CHECKING:
     from nodeagent.model.node import NodeSnapshot
     from nodeagent.model.outlook import ExpectedShortage
     from nodeagent.settings.settings import Settings
+    from nodeagent.trend.plan.readings import ResourceReading
 
 EVERY_S: Final = 60.0
 _LONG: Final = 1_440
 _LONG_EVERY: Final = 15
 """Lines from which the outlook is computed less often, and lines from one computation to the next."""
+_MOVED: Final = 0.01
+"""Change of the use, as a share of the capacity, after which the outlook of a resource is computed at once."""
 _IMAGES_KEPT_S: Final = 3600.0
 _PODS_WITHIN_S: Final = 20.0
 _IMAGE_RESOURCES: Final = (Signal.NODEFS_AVAILABLE.value, Signal.IMAGEFS_AVAILABLE.value)
@@ -145,13 +148,17 @@ class RecorderTask:
     async def step(self) -> None:
         """Record one line; after every fifth line, and before the first outlook, write the lines and make the outlook.
 
-        From a record of a day on, the outlook is computed every quarter of an hour, since a long record costs more.
+        From a record of a day on, the outlook of a resource whose use hardly changes is computed every quarter of an
+        hour, since a long record costs more.
         """
         layout = await self._record()
-        if len(self._pending) >= PARTS_EVERY or not self._state.outlook:
+        if (self._written + len(self._pending)) % PARTS_EVERY == 0 or not self._state.outlook:
+            readings = self._pending[-1].readings
             await self._write()
-            if self._written < _LONG or self._written % _LONG_EVERY < PARTS_EVERY or not self._state.outlook:
-                await self._update_outlook(layout)
+            is_due = self._written < _LONG or self._written % _LONG_EVERY < PARTS_EVERY or not self._state.outlook
+            moved = None if is_due else moved_resources(self._state.outlook, readings)
+            if moved != ():
+                await self._update_outlook(layout, moved)
 
     async def _record(self) -> SignalLayout:
         """Read the node once, every fifth time with the parts of the resources; return the layout."""
@@ -212,10 +219,13 @@ class RecorderTask:
             self._states.logger.warning("store_notice", notice=notice)
             self._written = len(lines)
 
-    async def _update_outlook(self, layout: SignalLayout) -> None:
-        policy = trend_policy(self._agent.settings, layout)
+    async def _update_outlook(self, layout: SignalLayout, resources: Collection[str] | None) -> None:
+        """Compute the outlook of some resources; ``None`` for all."""
+        policy, now = trend_policy(self._agent.settings, layout), self._agent.clock.now()
         with suppress(StoreError):  # reported by the next write
-            self._state.outlook = await asyncio.to_thread(outlook_of_file, self._file, policy, self._agent.clock.now())
+            found = await asyncio.to_thread(outlook_of_file, self._file, policy, now, resources)
+            others = [each for each in self._state.outlook if resources is not None and each.resource not in resources]
+            self._state.outlook = tuple(sorted((*others, *found), key=lambda each: each.resource))
             self._report_shortages()
 
     def _report_shortages(self) -> None:
@@ -240,13 +250,26 @@ class RecorderTask:
             logger.info("shortage_not_expected", resource=resource)
 
 
-def outlook_of_file(file: SampleFile, policy: TrendPolicy, now: datetime) -> tuple[ResourceOutlook, ...]:
-    """Return the outlook of each recorded resource.
+def moved_resources(outlook: Iterable[ResourceOutlook], readings: Iterable[ResourceReading]) -> tuple[str, ...]:
+    """Return the resources whose use changed by more than a hundredth of the capacity since their last outlook."""
+    before = {each.resource: each.used for each in outlook}
+    return tuple(
+        each.resource
+        for each in readings
+        if abs(each.used - before.get(each.resource, each.used)) > _MOVED * each.capacity
+    )
+
+
+def outlook_of_file(
+    file: SampleFile, policy: TrendPolicy, now: datetime, resources: Collection[str] | None = None
+) -> tuple[ResourceOutlook, ...]:
+    """Return the outlook of each recorded resource, or of some.
 
     Raises:
         StoreError: the file cannot be read.
     """
-    found = (outlook_of(each.resource, each.capacity, each.samples, policy, now) for each in file.read())
+    series = file.read_each(file.read_names() if resources is None else resources)
+    found = (outlook_of(each.resource, each.capacity, each.samples, policy, now) for each in series)
     return tuple(each for each in found if each is not None)
 
 

@@ -8,7 +8,7 @@ of the clock nor a stopped agent deletes anything.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime
 from itertools import pairwise
@@ -30,7 +30,7 @@ from nodeagent.store.sqlite import (
     storable,
     stored_text,
 )
-from nodeagent.trend.plan.forecast import Sample
+from nodeagent.trend.plan.forecast import NO_PARTS, Sample
 
 if TYPE_CHECKING:
     from nodeagent.trend.plan.readings import ResourceReading
@@ -131,11 +131,16 @@ class SampleFile:
             newest = None if connection is None else _newest(connection)
             return 0 if newest is None else newest[0]
 
-    def read(self, since: datetime | None = None) -> tuple[Series, ...]:
+    def read(self) -> tuple[Series, ...]:
         """Return the series of every resource, by name.
 
-        Args:
-            since: oldest time of the samples; ``None`` for all.
+        Raises:
+            StoreError: the file cannot be read, or a newer version of the agent wrote it.
+        """
+        return tuple(self.read_each(self.read_names()))
+
+    def read_names(self) -> tuple[str, ...]:
+        """Return the names of the resources, sorted.
 
         Raises:
             StoreError: the file cannot be read, or a newer version of the agent wrote it.
@@ -143,8 +148,26 @@ class SampleFile:
         with self._reading() as connection:
             if connection is None:
                 return ()
-            names = [name for (name,) in connection.execute("SELECT DISTINCT resource FROM samples ORDER BY resource")]
-            return tuple(_series(connection, name, since) for name in names)
+            names = connection.execute("SELECT DISTINCT resource FROM samples").fetchall()
+        return tuple(sorted(stored_text(name) for (name,) in names))
+
+    def read_each(self, resources: Iterable[str]) -> Iterator[Series]:
+        """Yield the series of resources, one at a time: the whole record of a node with many has several MiB.
+
+        Raises:
+            StoreError: the file cannot be read, or a newer version of the agent wrote it.
+        """
+        with self._reading() as connection:
+            if connection is None:
+                return
+            lines = {
+                number: (moment(at_us), boot_id, bool(jumped))
+                for number, at_us, boot_id, jumped in connection.execute(
+                    "SELECT number, at_us, boot_id, jumped FROM lines"
+                )
+            }
+            for each in resources:
+                yield _series(connection, each, lines)
 
     def read_boots(self, since: datetime) -> tuple[datetime, ...]:
         """Return the time of the first line of each boot after the first, since a time.
@@ -229,28 +252,28 @@ def _thin_out(connection: sqlite3.Connection, newest: int) -> None:
         connection.execute(f"DELETE FROM {table} WHERE NOT ({condition})")  # noqa: S608 - constants and numbers only
 
 
-def _series(connection: sqlite3.Connection, name: object, since: datetime | None) -> Series:
+_Lines = Mapping[int, tuple[datetime, str, bool]]
+"""Time, boot and whether the clock jumped, by the number of the line."""
+
+
+def _series(connection: sqlite3.Connection, resource: str, lines: _Lines) -> Series:
     """Return one series; an unknown freeable amount is that of the sample before."""
-    resource = stored_text(name)
     resets = resource.startswith(_REBOOT_RESETS)
+    (name,) = storable(resource)
+    oldest = max(lines, default=0) - _PARTS_READ
     parts: dict[int, dict[str, float]] = {}
-    newest = "(SELECT max(number) FROM lines)"
     for number, part, amount in connection.execute(
-        f"SELECT number, part, amount FROM parts WHERE resource = ? AND number > {newest} - {_PARTS_READ}",  # noqa: S608 - constants only
-        (name,),
+        "SELECT number, part, amount FROM parts WHERE resource = ? AND number > ?", (name, oldest)
     ):
         parts.setdefault(number, {})[stored_text(part)] = float(amount)
     samples: list[Sample] = []
     capacity, boot_id, last_freeable = 0.0, None, 0.0
-    for number, at_us, boot, jumped, used, size, freeable in connection.execute(
-        "SELECT number, at_us, boot_id, jumped, used, capacity, freeable FROM samples JOIN lines USING (number)"
-        " WHERE resource = ? ORDER BY number",
-        (name,),
+    for number, used, size, freeable in connection.execute(
+        "SELECT number, used, capacity, freeable FROM samples WHERE resource = ? ORDER BY number", (name,)
     ):
-        at = moment(at_us)
-        is_new = bool(jumped) or (resets and boot_id not in (None, boot))
+        at, boot, is_new = lines[number]
+        is_new = is_new or (resets and boot_id not in (None, boot))
         capacity, boot_id = float(size), boot
         last_freeable = last_freeable if freeable is None else float(freeable)
-        if since is None or at >= since:
-            samples.append(Sample(at, float(used), min(last_freeable, used), parts.get(number, {}), is_new))
+        samples.append(Sample(at, float(used), min(last_freeable, used), parts.get(number, NO_PARTS), is_new))
     return Series(resource, capacity, tuple(samples))

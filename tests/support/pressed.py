@@ -221,7 +221,7 @@ interval = "1s"
         """Run the daemon with the given eviction settings until the end of the block."""
         config = self.configure(eviction)
         started = len(self.events("eviction_monitoring_started"))
-        command = [*self._with_nodefs(), sys.executable, "-m", "nodeagent", "run", "--config", str(config)]
+        command = [*self.with_mounted_nodefs(), sys.executable, "-m", "nodeagent", "run", "--config", str(config)]
         with self.log.open("ab") as out, subprocess.Popen(command, stderr=out, cwd=_ROOT) as process:
             try:
                 reclaim.poll(
@@ -279,7 +279,7 @@ interval = "1s"
         found = re.search(r'^nodeagent_task_runs_total\{task="eviction"\} (\d+)', self.metrics(), re.MULTILINE)
         return int(found[1]) if found else 0
 
-    def _with_nodefs(self) -> list[str]:
+    def with_mounted_nodefs(self) -> list[str]:
         """Return a command prefix that mounts ``nodefs`` at the kubelet's root in a new mount namespace."""
         if self.nodefs is None:
             return []

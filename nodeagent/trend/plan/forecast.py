@@ -14,6 +14,7 @@ Source: Theil 1950, Sen 1968; Hirsch, Slack and Smith 1982 (slopes within a seas
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import combinations, pairwise
@@ -22,22 +23,33 @@ from statistics import median
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from nodeagent.model.outlook import Outlook, ThresholdKind
+from nodeagent.model.outlook import GrowthCategory, Outlook, ThresholdKind
+from nodeagent.trend.plan.readings import REST_OF, category_of, is_total
 
-MINIMUM_S: Final = 900.0
-"""Shortest observed time with a forecast, and maximum age of the newest reading."""
+MINIMUM_S: Final = 420.0
+"""Shortest observed time with a forecast: that of eight readings a minute apart."""
+OLDEST_S: Final = 900.0
+"""Maximum age of the newest reading."""
 HORIZON_S: Final = 90 * 86400.0
 """Longest forecast; a later time is no trend."""
 _DAY_S: Final = 86400.0
 _BINS: Final = 64
-_SHORTEST_WINDOW_S: Final = _DAY_S / 64
+_SHORTEST_WINDOW_S: Final = _DAY_S / 128
+"""Shortest window after a change of the rate, 11 minutes."""
+_SHORTEST_WIDTH_S: Final = _SHORTEST_WINDOW_S / 8
 _LONGEST_WINDOW_S: Final = _DAY_S * _BINS
 """Longest window with a median for each day."""
+_COMPARED_WINDOWS: Final = 224
+"""Windows of earlier readings, of which a recent rate must differ: a week for a window of 45 minutes."""
 _FEWEST_MEDIANS: Final = 8
+_REST: Final = 0.05
+"""Smallest share of a growth that its parts do not explain."""
 _FEWEST_OF_A_PART: Final = 3
 """Fewest slopes between readings of a part: those of three readings."""
 _TREND_ERRORS: Final = 2.0
 """Smallest rate of a trend, in standard errors."""
+_TREND_ERRORS_OF_FEW: Final = 4.0
+"""The same with fewer than 16 medians, of which an ordinary fluctuation can be the longest part."""
 _RANGE_ERRORS: Final = 2.6
 """Half of the range in standard errors: about 90 % for an error that is estimated from four parts of a window."""
 _RATE_CHANGE: Final = 0.2
@@ -48,6 +60,8 @@ _COLLECTED: Final = 0.01
 """Fall of use and of the freeable amount between two readings, relative to the use, that is a collection."""
 _STEP: Final = 8.0
 """Smallest step in typical deviations of the slope between neighbours."""
+
+NO_PARTS: Final[Mapping[str, float]] = MappingProxyType({})
 
 _Point = tuple[float, float]
 """Seconds relative to the time of the forecast, never positive, and an amount."""
@@ -60,14 +74,14 @@ class Sample(NamedTuple):
         at: aware time of the reading.
         used: amount in use, such as bytes or inodes.
         freeable: part of it that collection can free; 0 if unknown.
-        parts: amounts in use by category, pod, image repository or host path; may be empty.
+        parts: amounts in use by pod and image repository, and in total by category; may be empty.
         new_start: whether the interval before this reading is excluded, such as after a step of the clock.
     """
 
     at: datetime
     used: float
     freeable: float
-    parts: Mapping[str, float] = MappingProxyType({})
+    parts: Mapping[str, float] = NO_PARTS
     new_start: bool = False
 
 
@@ -114,11 +128,26 @@ class Growth(NamedTuple):
         part: name of the part; empty for growth that no part explains.
         rate_per_s: growth per second.
         share: share of the sum of all growing parts.
+        category: category of the part.
     """
 
     part: str
     rate_per_s: float
     share: float
+    category: GrowthCategory = GrowthCategory.OTHER
+
+
+class ResourceForecast(NamedTuple):
+    """What is expected of one resource.
+
+    Attributes:
+        thresholds: forecast of each threshold, in the order of the thresholds.
+        growth: growing parts of the use, fastest first, ties by name; growth that no part explains is last. The rates
+            are those of the window of the forecast after collection. Empty without growth or with too few readings.
+    """
+
+    thresholds: tuple[Forecast, ...]
+    growth: tuple[Growth, ...] = ()
 
 
 class _Trend(NamedTuple):
@@ -132,6 +161,7 @@ class _Trend(NamedTuple):
         lag_s: seconds of such a change.
         level: height of the line now.
         peak: height of recent peaks above the line.
+        medians: number of medians.
     """
 
     window_s: float
@@ -141,34 +171,35 @@ class _Trend(NamedTuple):
     lag_s: float
     level: float
     peak: float
+    medians: int
 
     @property
     def grows(self) -> bool:
         """Whether growth is distinguishable from none."""
-        return self.rate > _TREND_ERRORS * self.error
+        return self.rate > (_TREND_ERRORS if self.medians >= 16 else _TREND_ERRORS_OF_FEW) * self.error
 
 
-def forecast(samples: Sequence[Sample], thresholds: Sequence[Threshold], now: datetime) -> tuple[Forecast, ...]:
-    """Return the forecast for each threshold, in the given order.
+def forecast(samples: Sequence[Sample], thresholds: Sequence[Threshold], now: datetime) -> ResourceForecast:
+    """Return the forecast for each threshold in the given order, and the parts that grow.
 
     Args:
         samples: readings in the order of recording, at any intervals.
         thresholds: thresholds of this resource.
         now: time of the forecast, on the clock of the newest reading.
     """
-    observed_s = _observed_s(samples, now)
-    if not observed_s:
-        return tuple(Forecast(each, Outlook.UNKNOWN) for each in thresholds)
-    trends = {
-        after_collection: _trend(
-            _series(samples, now, _kept) if after_collection else _series(samples, now, _used, without_collections=True)
-        )
-        for after_collection in {each.after_collection for each in thresholds if observed_s >= MINIMUM_S}
-    }
+    if not samples or (now - samples[-1].at).total_seconds() > OLDEST_S:
+        return ResourceForecast(tuple(Forecast(each, Outlook.UNKNOWN) for each in thresholds))
+    times = _times(samples, now)
+    observed_s = times[-1] - times[0]
+    is_enough = observed_s >= MINIMUM_S
+    kept = _trend(_points(samples, times, _kept)) if is_enough else None
+    used = kept
+    if is_enough and any(each.freeable for each in samples):
+        used = _trend(_points(samples, times, _used, without_collections=True))
     forecasts = []
     for each in thresholds:
         amount = _kept(samples[-1]) if each.after_collection else samples[-1].used
-        trend = trends.get(each.after_collection)
+        trend = kept if each.after_collection else used
         if amount >= each.used:
             result = Forecast(each, Outlook.REACHED)
         elif trend is None:
@@ -176,39 +207,55 @@ def forecast(samples: Sequence[Sample], thresholds: Sequence[Threshold], now: da
         else:
             result = _reached(each, trend)
         forecasts.append(result._replace(observed_s=observed_s))
-    return tuple(forecasts)
+    return ResourceForecast(tuple(forecasts), () if kept is None else _growth(samples, now, kept.window_s))
 
 
-def growth(samples: Sequence[Sample], now: datetime) -> tuple[Growth, ...]:
-    """Return the growing parts of the use, fastest first, ties by name; growth that no part explains is last.
+def _growth(samples: Sequence[Sample], now: datetime, window_s: float) -> tuple[Growth, ...]:
+    """Return the growing parts of the use.
 
-    The rates are those of the window of the forecast after collection. Empty without growth or with too few readings.
+    The growth of a category that its named parts do not explain, and of the use that no category explains, are parts
+    too. The rates are those of a window, or of the readings with parts if these are fewer.
     """
-    if _observed_s(samples, now) < MINIMUM_S or not (trend := _trend(_series(samples, now, _kept))):
-        return ()
-    names = {part for sample in samples for part in sample.parts}
-    growing = {
-        part: _growth_rate(_series(_with_part(samples, part), now, _amount_of(part)), trend.window_s) for part in names
-    }
-    rates = {part: rate for part, rate in growing.items() if rate > 0}
-    parts = sorted(rates, key=lambda part: (-rates[part], part))
-    used = _fit(_series(samples, now, _used), trend.window_s)
-    if used is not None and (remainder := used.rate - sum(rates.values())) > _TREND_ERRORS * used.error:
-        rates[""] = remainder
-        parts.append("")
-    return tuple(Growth(part, rates[part], rates[part] / sum(rates.values())) for part in parts)
+    first = next((number for number, each in enumerate(samples) if each.parts), 0)
+    samples = samples[first:]
+    points = _points(samples, _times(samples, now), _used)
+    window_s = min(window_s, _reach_s(points))
+    rates = {}
+    for part in {part for sample in samples for part in sample.parts}:
+        with_part = _with_part(samples, part)
+        rate = _growth_rate(_points(with_part, _times(with_part, now), _amount_of(part)), window_s)
+        if rate > 0:
+            rates[part] = rate
+    totals = {part: rates.pop(part) for part in tuple(rates) if is_total(part)}
+    found = [(part, category_of(part), rate) for part, rate in rates.items()]
+    for part, total in totals.items():
+        rest = total - sum(rate for _, category, rate in found if category == part)
+        if rest > _REST * total:
+            found.append((REST_OF[GrowthCategory(part)], GrowthCategory(part), rest))
+    found.sort(key=lambda each: (-each[2], each[0]))
+    explained = sum(rate for _, _, rate in found)
+    used = _fit(points, window_s)
+    if used is not None and used.rate - explained > max(_TREND_ERRORS * used.error, _REST * used.rate):
+        found.append(("", GrowthCategory.OTHER, used.rate - explained))
+    every = sum(rate for _, _, rate in found)
+    return tuple(Growth(part, rate, rate / every, category) for part, category, rate in found)
 
 
 def _growth_rate(points: Sequence[_Point], window_s: float) -> float:
     """Return the rate of a part that grows, otherwise 0; with few readings, only a part that grew at each counts."""
-    fit = _fit(points, window_s)
+    fit = _fit(points, min(window_s, _reach_s(points)))
     if fit is not None:
         return fit.rate if fit.grows else 0.0
-    recent = [point for point in points if point[0] > -window_s]
+    recent = _newest(points, window_s)
     # The readings before and after an excluded interval have the same time.
     pairs = [(before, after) for before, after in combinations(recent, 2) if after[0] > before[0]]
     slopes = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairs]
     return median(slopes) if len(slopes) >= _FEWEST_OF_A_PART and min(slopes) > 0 else 0.0
+
+
+def _reach_s(points: Sequence[_Point]) -> float:
+    """Return the length of a window that includes the oldest reading."""
+    return 1.0 - points[0][0]
 
 
 def _reached(threshold: Threshold, trend: _Trend) -> Forecast:
@@ -227,12 +274,6 @@ def _reached(threshold: Threshold, trend: _Trend) -> Forecast:
         (expected_s + half_peak_s) / (1 - error) if error < _WIDEST else None,
         trend.rate,
     )
-
-
-def _observed_s(samples: Sequence[Sample], now: datetime) -> float:
-    if not samples or (now - samples[-1].at).total_seconds() > MINIMUM_S:
-        return 0.0
-    return sum((after.at - before.at).total_seconds() for before, after in pairwise(samples) if not after.new_start)
 
 
 def _kept(sample: Sample) -> float:
@@ -258,37 +299,60 @@ def _with_part(samples: Sequence[Sample], part: str) -> list[Sample]:
     return found
 
 
-def _series(
-    samples: Sequence[Sample], now: datetime, amount: Callable[[Sample], float], *, without_collections: bool = False
+def _times(samples: Sequence[Sample], now: datetime) -> list[float]:
+    """Return the seconds of each reading relative to ``now``, without excluded intervals; never positive or falling."""
+    after, at_s = samples[-1], min(0.0, (samples[-1].at - now).total_seconds())
+    times = [at_s]
+    for before in reversed(samples[:-1]):
+        if not after.new_start:
+            at_s -= max(0.0, (after.at - before.at).total_seconds())
+        times.append(at_s)
+        after = before
+    times.reverse()
+    return times
+
+
+def _points(
+    samples: Sequence[Sample],
+    times: Sequence[float],
+    amount: Callable[[Sample], float],
+    *,
+    without_collections: bool = False,
 ) -> list[_Point]:
-    """Return the amounts, oldest first, without the time of excluded intervals and without their change.
+    """Return the times and amounts, oldest first, without the change in excluded intervals.
 
     With ``without_collections`` the change by a collection is excluded too: the next collection depends on the growth
     until then.
     """
-    after = samples[-1]
-    points = [((after.at - now).total_seconds(), amount(after))]
-    excluded_s = excluded = 0.0
-    for before in reversed(samples[:-1]):
-        if after.new_start:
-            excluded_s += (after.at - before.at).total_seconds()
+    amounts = [amount(each) for each in samples]
+    excluded = 0.0
+    for index in range(len(samples) - 1, 0, -1):
+        before, after = samples[index - 1], samples[index]
         if after.new_start or (without_collections and _is_collection(before, after)):
-            excluded += amount(after) - amount(before)
-        points.append(((before.at - now).total_seconds() + excluded_s, amount(before) + excluded))
-        after = before
-    points.reverse()
-    return points
+            excluded = amounts[index] - amounts[index - 1]
+        amounts[index - 1] += excluded
+    return list(zip(times, amounts, strict=True))
 
 
 def _is_collection(before: Sample, after: Sample) -> bool:
     return min(before.freeable - after.freeable, before.used - after.used) > _COLLECTED * before.used
 
 
+def _newest(points: Sequence[_Point], seconds: float) -> Sequence[_Point]:
+    return points[bisect_right(points, (-seconds, inf)) :]
+
+
 def _medians(points: Sequence[_Point], width_s: float) -> dict[int, float]:
     """Return the median amounts by age in multiples of a width, oldest first."""
     groups: dict[int, list[float]] = {}
-    for at_s, amount in points:
-        groups.setdefault(int(-at_s / width_s), []).append(amount)
+    last = None
+    for at_s, amount in points:  # most of the time of a forecast of a long record
+        age = int(-at_s / width_s)
+        if age == last:
+            groups[age].append(amount)
+        else:
+            groups[age] = [amount]
+            last = age
     return {age: median(amounts) if len(amounts) > 1 else amounts[0] for age, amounts in groups.items()}
 
 
@@ -297,28 +361,30 @@ def _trend(points: Sequence[_Point]) -> _Trend | None:
 
     A longer window with a slightly larger error is preferred, since the rate of the last minutes may be a passing one.
     """
-    windows, medians = [_SHORTEST_WINDOW_S], [_medians(points, _SHORTEST_WINDOW_S / 16)]
+    windows = [_SHORTEST_WINDOW_S]
     while windows[-1] < min(-points[0][0], _LONGEST_WINDOW_S):
-        halves = [(-(age + 0.5) * windows[-1] / 16, amount) for age, amount in medians[-1].items()]
         windows.append(2 * windows[-1])
-        medians.append(_medians(halves, windows[-1] / 16))
     for count in range(len(windows) - 1, 0, -1):
-        if _has_new_rate(medians[count - 1]):
+        if _has_new_rate(points, windows[count - 1]):
             fits = [fit for window_s in windows[:count] if (fit := _fit(points, window_s))]
             largest = 2 * min((fit.error for fit in fits), default=0.0)
             return next((fit for fit in reversed(fits) if fit.error <= largest), None)
     return _fit(points, windows[-1])
 
 
-def _has_new_rate(medians: Mapping[int, float]) -> bool:
+def _has_new_rate(points: Sequence[_Point], window_s: float) -> bool:
     """Return whether the median change over a quarter of a window is far from any earlier change over this time.
 
-    The medians are those of sixteenths of the window, and of the same intervals before the window.
+    The changes are those between medians of sixteenths of the window, of the shortest between eighths, and of the same
+    intervals before the window.
     """
-    changes = {age: amount - medians[age + 4] for age, amount in medians.items() if age + 4 in medians}
-    recent = [change for age, change in changes.items() if age < 12]
-    earlier = [change for age, change in changes.items() if age >= 16]
-    if len(recent) < 6 or len(earlier) < 4:
+    width_s = max(window_s / 16, _SHORTEST_WIDTH_S)
+    quarter = round(window_s / width_s / 4)
+    medians = _medians(_newest(points, _COMPARED_WINDOWS * window_s), width_s)
+    changes = {age: amount - medians[age + quarter] for age, amount in medians.items() if age + quarter in medians}
+    recent = [change for age, change in changes.items() if age < 3 * quarter]
+    earlier = [change for age, change in changes.items() if age >= 4 * quarter]
+    if len(recent) < 1.5 * quarter or len(earlier) < 4:
         return False
     typical, change = median(earlier), median(recent)
     lowest, highest = min(earlier), max(earlier)
@@ -327,7 +393,7 @@ def _has_new_rate(medians: Mapping[int, float]) -> bool:
 
 def _fit(points: Sequence[_Point], window_s: float) -> _Trend | None:
     """Return the line through the readings of a window that ends now; ``None`` with too few readings."""
-    points = [point for point in points if point[0] > -window_s]
+    points = _newest(points, window_s)
     if len(points) < _FEWEST_MEDIANS:
         return None
     interval_s = median(after[0] - before[0] for before, after in pairwise(points))
@@ -364,6 +430,7 @@ def _fit(points: Sequence[_Point], window_s: float) -> _Trend | None:
         lag_s=lag * width_s,
         level=level,
         peak=max(0.0, heights[int(0.98 * (len(heights) - 1))]),
+        medians=len(medians),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.model.outlook import ThresholdKind
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.record import Record
-from nodeagent.trend.plan.forecast import Forecast, Growth, Sample, Threshold, forecast, growth
+from nodeagent.trend.plan.forecast import Forecast, Growth, ResourceForecast, Sample, Threshold, forecast
 from nodeagent.trend.plan.readings import recorded_as
 
 if TYPE_CHECKING:
@@ -56,13 +56,15 @@ def outlook_of(
     """Return the outlook of a resource; ``None`` without samples or capacity."""
     if not samples or capacity <= 0:
         return None
+    thresholds = thresholds_of(resource, capacity, policy)
+    found = forecast(samples, thresholds, now) if thresholds else ResourceForecast(())
     return ResourceOutlook(
         resource,
         samples[-1].used,
         capacity,
         samples[-1].at,
-        forecast(samples, thresholds_of(resource, capacity, policy), now),
-        growth(samples, now),
+        found.thresholds,
+        found.growth,
         used_by_hour(samples, capacity, now),
     )
 
@@ -100,9 +102,9 @@ def _collected(layout: FilesystemLayout) -> frozenset[str]:
 def used_by_hour(samples: Iterable[Sample], capacity: float, now: datetime) -> tuple[float | None, ...]:
     """Return the highest used share, from 0 to 1, of each of the last 24 hours, oldest first."""
     found: list[float | None] = [None] * HOURS
+    since = now - timedelta(hours=HOURS)
     for each in samples:
-        hours_ago = (now - each.at) // timedelta(hours=1)
-        if 0 <= hours_ago < HOURS:
-            index = HOURS - 1 - hours_ago
+        if since < each.at <= now:
+            index = HOURS - 1 - (now - each.at) // timedelta(hours=1)
             found[index] = max(found[index] or 0.0, min(1.0, each.used / capacity))
     return tuple(found)

@@ -6,7 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.gc.plan.image_users import repository_of
+from nodeagent.model.outlook import GrowthCategory
 from nodeagent.model.pressure import FilesystemLayout, Signal, has_separate_logs
+from nodeagent.model.runtime import total_space
 from nodeagent.record import Record, field
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import OtherFilesystem, PodFacts, SignalReading
 
 MOST_RESOURCES: Final = 16
-MOST_PARTS: Final = 10
+MOST_PARTS: Final = 8
 LONGEST_NAME: Final = 100
 """Limits of a record; they bound the size of the file."""
 
@@ -24,8 +26,26 @@ _SHARED: Final[Mapping[FilesystemLayout, Mapping[str, str]]] = {
     FilesystemLayout.SPLIT: {"containerfs": "nodefs"},
 }
 """Filesystem whose signals are recorded, by the filesystem that is the same one."""
-_WRITABLE, _LOGS, _VOLUMES = " writable layer", " logs", " volumes"
 _OF_IMAGES: Final = "images of "
+
+
+REST_OF: Final[Mapping[GrowthCategory, str]] = {
+    GrowthCategory.IMAGES: "other images",
+    GrowthCategory.UNREFERENCED: "unreferenced content",
+    GrowthCategory.UNDO: "removed images in undo windows",
+    GrowthCategory.WRITABLE: "writable layers of other pods",
+    GrowthCategory.LOGS: "logs of other pods",
+    GrowthCategory.VOLUMES: "volumes of other pods",
+    GrowthCategory.PODS: "other pods",
+    GrowthCategory.OTHER: "",
+}
+"""Name of what is not in a named part of a category."""
+_TOTALS: Final = frozenset(each.value for each in GrowthCategory)
+_SUFFIXES: Final = {
+    GrowthCategory.WRITABLE: " writable layer",
+    GrowthCategory.LOGS: " logs",
+    GrowthCategory.VOLUMES: " volumes",
+}
 
 
 class ResourceReading(Record):
@@ -75,7 +95,9 @@ def resource_readings(
             continue
         used = each.available if ".psi." in each.signal else each.capacity - each.available
         own = parts.amounts.get(name, {})
-        chosen = largest_and_fastest(own, before.get(name, {}))
+        totals = [part for part in own if is_total(part)]
+        named = {part: amount for part, amount in own.items() if part not in totals}
+        chosen = (*totals, *largest_and_fastest(named, before.get(name, {})))
         found.append(
             ResourceReading(
                 name, max(0.0, used), each.capacity, parts.freeable.get(name), {part: own[part] for part in chosen}
@@ -96,6 +118,11 @@ def recorded_as(signal: Signal, layout: FilesystemLayout, path: str = "") -> str
     return f"{same}.{kind}" if same else resource_name(signal, path)
 
 
+def is_in_bytes(resource: str) -> bool:
+    """Return whether the amounts of a resource are bytes, and not inodes, process ids or stalls."""
+    return ".available" in resource and not resource.startswith("pid.")
+
+
 def largest_and_fastest(amounts: Mapping[str, float], before: Mapping[str, float]) -> Collection[str]:
     """Return the names of at most ``MOST_PARTS`` parts: half of them the largest, the others grew the most."""
     by_size = sorted(amounts, key=lambda part: (-amounts[part], part))
@@ -107,7 +134,7 @@ def largest_and_fastest(amounts: Mapping[str, float], before: Mapping[str, float
 def pod_parts(
     pods: Iterable[PodFacts], layout: FilesystemLayout, others: Iterable[OtherFilesystem]
 ) -> Mapping[str, Mapping[str, float]]:
-    """Return the use of each pod by resource: memory, process ids, and bytes by filesystem.
+    """Return the use of each pod and of each category by resource: memory, process ids, and bytes by filesystem.
 
     Unknown usage is omitted. Writable layers of additional image filesystems are omitted.
     """
@@ -126,21 +153,23 @@ def pod_parts(
             continue
         name = f"{pod.namespace}/{pod.name}"
         amounts = (
-            (resource_name(Signal.MEMORY_AVAILABLE), name, usage.memory_bytes),
-            (resource_name(Signal.PID_AVAILABLE), name, usage.pids),
-            (writable, f"{name}{_WRITABLE}", usage.writable.used_bytes),
-            (logs, f"{name}{_LOGS}", usage.logs.used_bytes),
-            (node, f"{name}{_VOLUMES}", usage.volumes.used_bytes),
+            (resource_name(Signal.MEMORY_AVAILABLE), GrowthCategory.PODS, usage.memory_bytes),
+            (resource_name(Signal.PID_AVAILABLE), GrowthCategory.PODS, usage.pids),
+            (writable, GrowthCategory.WRITABLE, usage.writable.used_bytes),
+            (logs, GrowthCategory.LOGS, usage.logs.used_bytes),
+            (node, GrowthCategory.VOLUMES, usage.volumes.used_bytes),
         )
-        for resource, part, amount in amounts:
+        for resource, category, amount in amounts:
             if amount:
-                found.setdefault(resource, {})[shortened(part)] = float(amount)
+                of_resource = found.setdefault(resource, {})
+                of_resource[shortened(name + _SUFFIXES.get(category, ""))] = float(amount)
+                of_resource[category.value] = of_resource.get(category.value, 0.0) + amount
     return found
 
 
 def parts_of_pod(pod: str) -> frozenset[str]:
     """Return the names of the parts of a pod, given as ``namespace/name``."""
-    return frozenset(shortened(f"{pod}{part}") for part in ("", _WRITABLE, _LOGS, _VOLUMES))
+    return frozenset(shortened(f"{pod}{part}") for part in ("", *_SUFFIXES.values()))
 
 
 def part_of_image(reference: str) -> str:
@@ -149,7 +178,7 @@ def part_of_image(reference: str) -> str:
 
 
 def image_parts(snapshot: NodeSnapshot, sizes: Mapping[str, int]) -> Mapping[str, float]:
-    """Return the bytes of the images by repository.
+    """Return the bytes of the images by repository and in total, and of content without an image if it is known.
 
     Args:
         snapshot: the images.
@@ -160,6 +189,10 @@ def image_parts(snapshot: NodeSnapshot, sizes: Mapping[str, int]) -> Mapping[str
         is_unnamed = each.name.startswith("sha256:")
         part = shortened("images without a name" if is_unnamed else f"{_OF_IMAGES}{repository_of(each.name)}")
         found[part] = found.get(part, 0.0) + sizes.get(each.id, 0)
+    found[GrowthCategory.IMAGES.value] = sum(found.values())
+    if snapshot.storage is not None:
+        found[GrowthCategory.UNREFERENCED.value] = float(total_space(snapshot.storage.pending.values()).size_bytes)
+        found[GrowthCategory.UNDO.value] = float(total_space(snapshot.storage.undo.values()).size_bytes)
     return found
 
 
@@ -175,6 +208,21 @@ def image_sizes(snapshot: NodeSnapshot) -> Mapping[str, int]:
         counted.update(own)
         found[each.id] = sum(storage.pieces[index].size_bytes for index in own)
     return found
+
+
+def is_total(part: str) -> bool:
+    """Return whether a part is the sum of a category; names of other parts contain a slash or a space."""
+    return part in _TOTALS
+
+
+def category_of(part: str) -> GrowthCategory:
+    """Return the category of a part."""
+    if is_total(part):
+        return GrowthCategory(part)
+    for category, suffix in _SUFFIXES.items():
+        if part.endswith(suffix):
+            return category
+    return GrowthCategory.IMAGES if part.startswith("images ") else GrowthCategory.PODS
 
 
 def shortened(part: str) -> str:

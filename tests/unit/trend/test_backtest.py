@@ -87,7 +87,7 @@ def cases(make: Callable[[Random], Course], seeds: Sequence[int]) -> Iterator[Ca
                 continue
             samples, now = recorded(trace, half + 1)
             yield Case(
-                forecast(samples, [threshold], now)[0],
+                forecast(samples, [threshold], now).thresholds[0],
                 (next(number for number in met if number >= start) - half) * step_s,
                 predict_linear(trace, half + 1, threshold, HOUR_S),
                 predict_linear(trace, half + 1, threshold, 6 * HOUR_S),
@@ -154,7 +154,7 @@ def outlooks(make: Callable[[Random], Course], seed: int, every_s: int) -> list[
     results = []
     for count in range(2, len(trace.readings), every_s // step_s):
         samples, now = recorded(trace, count)
-        results += [(count * step_s, each) for each in forecast(samples, [SOFT, HARD], now)]
+        results += [(count * step_s, each) for each in forecast(samples, [SOFT, HARD], now).thresholds]
     return results
 
 

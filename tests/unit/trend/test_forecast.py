@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, strategies as st
 
-from nodeagent.model.outlook import Outlook, ThresholdKind
-from nodeagent.trend.plan.forecast import Forecast, Growth, Sample, Threshold, forecast, growth
+from nodeagent.model.outlook import GrowthCategory, Outlook, ThresholdKind
+from nodeagent.trend.plan.forecast import Forecast, Growth, Sample, Threshold, forecast
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DataObject
@@ -46,7 +46,11 @@ def readings(
 
 
 def forecast_of(samples: list[Sample], threshold: Threshold = HARD) -> Forecast:
-    return forecast(samples, [threshold], samples[-1].at)[0]
+    return forecast(samples, [threshold], samples[-1].at).thresholds[0]
+
+
+def growth_of(samples: list[Sample]) -> tuple[Growth, ...]:
+    return forecast(samples, [], samples[-1].at).growth
 
 
 def hours(seconds: float | None) -> float:
@@ -66,32 +70,31 @@ def test_steady_growth_has_a_range_around_the_remaining_time() -> None:
 
 def test_forecasts_are_in_the_order_of_the_thresholds() -> None:
     samples = readings(HOUR, lambda minute: 60 + minute / 10)
-    results = forecast(samples, [HARD, COLLECTION], samples[-1].at)
+    results = forecast(samples, [HARD, COLLECTION], samples[-1].at).thresholds
     assert [each.threshold for each in results] == [HARD, COLLECTION]
     assert hours(results[1].expected_s) < hours(results[0].expected_s)
 
 
-@pytest.mark.parametrize(("minutes", "outlook"), [(14, Outlook.UNKNOWN), (15, Outlook.RANGE)])
-def test_fewer_than_fifteen_minutes_of_readings_are_unknown(minutes: int, outlook: Outlook) -> None:
+@pytest.mark.parametrize(("minutes", "outlook"), [(6, Outlook.UNKNOWN), (7, Outlook.RANGE)])
+def test_fewer_than_eight_readings_a_minute_apart_are_unknown(minutes: int, outlook: Outlook) -> None:
     result = forecast_of(readings(minutes, lambda minute: 50 + minute))
     assert result.outlook is outlook
     assert result.observed_s == minutes * 60
 
 
 def test_no_reading_is_unknown() -> None:
-    assert forecast([], [HARD], T0) == (Forecast(HARD, Outlook.UNKNOWN),)
-    assert growth([], T0) == ()
+    assert forecast([], [HARD], T0) == ((Forecast(HARD, Outlook.UNKNOWN),), ())
 
 
 def test_old_newest_reading_is_unknown() -> None:
     samples = readings(10 * HOUR, lambda minute: 45 + minute / 30)
     results = forecast(samples, [HARD], samples[-1].at + timedelta(minutes=16))
-    assert results == (Forecast(HARD, Outlook.UNKNOWN),)
+    assert results == ((Forecast(HARD, Outlook.UNKNOWN),), ())
 
 
 def test_age_of_the_newest_reading_shortens_the_remaining_time() -> None:
     samples = readings(10 * HOUR, lambda minute: 45 + minute / 30)
-    result = forecast(samples, [HARD], samples[-1].at + timedelta(minutes=12))[0]
+    result = forecast(samples, [HARD], samples[-1].at + timedelta(minutes=12)).thresholds[0]
     assert hours(result.expected_s) == pytest.approx(14.8, rel=0.03)
 
 
@@ -190,16 +193,45 @@ def test_growth_is_attributed_with_a_remainder() -> None:
         20 * HOUR,
         lambda minute: 40 + minute / 60,
         parts={
-            "logs": lambda minute: minute / 120,
-            "pods": lambda minute: 5 + minute / 240,
-            "images": lambda _: 20,
+            "a/b logs": lambda minute: minute / 120,
+            "a/c volumes": lambda minute: 5 + minute / 240,
+            "images of r/a": lambda _: 20,
             "cache": lambda minute: 10 - minute / 1000,
         },
     )
-    parts = growth(samples, samples[-1].at)
-    assert [each.part for each in parts] == ["logs", "pods", ""]
+    parts = growth_of(samples)
+    assert [each.part for each in parts] == ["a/b logs", "a/c volumes", ""]
+    assert [each.category for each in parts] == [GrowthCategory.LOGS, GrowthCategory.VOLUMES, GrowthCategory.OTHER]
     assert parts[0].rate_per_s == pytest.approx(1 / 120 / 60, rel=0.01)
     assert [round(each.share, 2) for each in parts] == [0.5, 0.25, 0.25]
+
+
+def test_growth_of_a_category_without_its_named_parts_is_its_rest() -> None:
+    samples = readings(
+        20 * HOUR,
+        lambda minute: 40 + minute / 60,
+        parts={
+            "a/b logs": lambda minute: minute / 240,
+            "pod-logs": lambda minute: 30 + minute / 120,
+            "images of r/a": lambda minute: minute / 240,
+            "images": lambda minute: 5 + minute / 240,
+            "pod-volumes": lambda minute: 10 + minute / 240,
+        },
+    )
+    assert {each.part: (each.category, round(each.share, 2)) for each in growth_of(samples)} == {
+        "a/b logs": (GrowthCategory.LOGS, 0.25),
+        "logs of other pods": (GrowthCategory.LOGS, 0.25),
+        "images of r/a": (GrowthCategory.IMAGES, 0.25),
+        "volumes of other pods": (GrowthCategory.VOLUMES, 0.25),
+    }
+
+
+def test_part_that_is_read_for_an_hour_of_a_long_record_is_attributed() -> None:
+    samples = [
+        sample._replace(parts={"a/b volumes": float(number)} if number > 14 * 24 * 6 - 6 else {})
+        for number, sample in enumerate(readings(14 * DAY, lambda minute: 40 + minute / HOUR / 10, every=10))
+    ]
+    assert [each.part for each in growth_of(samples)] == ["a/b volumes"]
 
 
 def test_part_that_appears_later_is_attributed() -> None:
@@ -207,13 +239,16 @@ def test_part_that_appears_later_is_attributed() -> None:
         sample._replace(parts={"pod-b": sample.used - 60} if sample.used > 60 else {})
         for sample in readings(20 * HOUR, lambda minute: 50 + minute / 30)
     ]
-    assert growth(samples, samples[-1].at)[0].part == "pod-b"
+    assert growth_of(samples)[0].part == "pod-b"
 
 
 def test_parts_that_are_read_less_often_than_the_use_are_attributed() -> None:
     samples = readings(20 * HOUR, lambda minute: 40 + minute / 60, parts={"logs": lambda minute: minute / 120})
     sparse = [each if number % 5 == 0 else each._replace(parts={}) for number, each in enumerate(samples)]
-    assert [(each.part, round(each.share, 2)) for each in growth(sparse, samples[-1].at)] == [("logs", 0.5), ("", 0.5)]
+    assert [(each.part, round(each.share, 2)) for each in forecast(sparse, [], samples[-1].at).growth] == [
+        ("logs", 0.5),
+        ("", 0.5),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +265,7 @@ def test_few_readings_of_a_part_attribute_growth_if_it_grew_each_time(amounts: l
         else each
         for number, each in enumerate(found)
     ]
-    assert [each.part for each in growth(sparse, found[-1].at)] == named
+    assert [each.part for each in forecast(sparse, [], found[-1].at).growth] == named
 
 
 @pytest.mark.parametrize("jump_at", [1, 7, 17, 25, 29])
@@ -240,17 +275,17 @@ def test_parts_across_a_jump_of_the_clock_have_a_finite_growth(jump_at: int, eve
         each._replace(parts={"logs": float(number)} if number % every == 0 else {}, new_start=number == jump_at)
         for number, each in enumerate(readings(30, lambda minute: 40 + minute))
     ]
-    assert all(math.isfinite(each.rate_per_s) for each in growth(found, found[-1].at))
+    assert all(math.isfinite(each.rate_per_s) for each in growth_of(found))
 
 
 def test_use_that_does_not_grow_has_no_growing_part() -> None:
     samples = readings(20 * HOUR, lambda _: 50, parts={"logs": lambda _: 3})
-    assert growth(samples, samples[-1].at) == ()
+    assert growth_of(samples) == ()
 
 
 def test_shares_of_growing_parts_add_up_to_one() -> None:
     samples = readings(20 * HOUR, lambda minute: 50 + minute / 60, parts={"a": lambda minute: minute / 90})
-    shares: list[Growth] = list(growth(samples, samples[-1].at))
+    shares: list[Growth] = list(growth_of(samples))
     assert sum(each.share for each in shares) == pytest.approx(1)
 
 
@@ -267,16 +302,17 @@ def test_any_record_has_a_forecast_and_a_growth(data: DataObject, minutes: list[
         is_new = data.draw(st.booleans()) and step == 1
         samples.append(Sample(at, data.draw(AMOUNTS), data.draw(AMOUNTS), parts, is_new))
     for now in (at, at - timedelta(minutes=3), at + timedelta(hours=1)):
-        for each in forecast(
+        found = forecast(
             samples,
             [
                 Threshold(ThresholdKind.HARD, 95, after_collection=True),
                 Threshold(ThresholdKind.FULL, 100, after_collection=False),
             ],
             now,
-        ):
+        )
+        for each in found.thresholds:
             assert each.outlook is not Outlook.RANGE or (each.earliest_s or 0) <= (each.expected_s or 0)
-        assert all(math.isfinite(each.rate_per_s) for each in growth(samples, now))
+        assert all(math.isfinite(each.rate_per_s) for each in found.growth)
 
 
 def test_part_with_all_readings_in_one_moment_of_a_long_record_has_no_rate() -> None:
@@ -292,4 +328,4 @@ def test_part_with_all_readings_in_one_moment_of_a_long_record_has_no_rate() -> 
             for each in range(1, 20)
         ),
     ]
-    assert growth(dense, dense[-1].at)
+    assert all(math.isfinite(each.rate_per_s) for each in growth_of(dense))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from nodeagent.model.outlook import GrowthCategory
 from nodeagent.model.pressure import (
     FilesystemLayout,
     Footprint,
@@ -21,8 +22,10 @@ from nodeagent.trend.plan.readings import (
     MOST_PARTS,
     MOST_RESOURCES,
     Parts,
+    category_of,
     image_parts,
     image_sizes,
+    is_total,
     largest_and_fastest,
     part_of_image,
     parts_of_pod,
@@ -124,14 +127,44 @@ def test_each_part_of_a_pod_counts_on_its_filesystem(
     assert found[of_layer]["shop/logger writable layer"] == 10
     assert found[of_logs]["shop/logger logs"] == 20
     assert found["nodefs.available"]["shop/logger volumes"] == 30
-    assert found["memory.available"] == {"shop/logger": 7}
-    assert found["pid.available"] == {"shop/logger": 3}
+    assert found["memory.available"] == {"shop/logger": 7, "pods": 7}
+    assert found["pid.available"] == {"shop/logger": 3, "pods": 3}
+
+
+def test_a_category_is_the_sum_of_its_parts_on_a_filesystem() -> None:
+    found = pod_parts([POD, replace(POD, name="other")], SINGLE, ())["nodefs.available"]
+    assert [found[each] for each in ("writable-layers", "pod-logs", "pod-volumes")] == [20, 40, 60]
+    assert sum(amount for part, amount in found.items() if is_total(part)) == 120
+
+
+@pytest.mark.parametrize(
+    ("part", "category"),
+    [
+        ("shop/a writable layer", GrowthCategory.WRITABLE),
+        ("images/a volumes", GrowthCategory.VOLUMES),
+        ("shop/a logs volumes", GrowthCategory.VOLUMES),
+        ("shop/a logs", GrowthCategory.LOGS),
+        ("images of r/logs", GrowthCategory.IMAGES),
+        ("images without a name", GrowthCategory.IMAGES),
+        ("shop/a", GrowthCategory.PODS),
+        ("unreferenced", GrowthCategory.UNREFERENCED),
+    ],
+)
+def test_category_of_a_part(part: str, category: GrowthCategory) -> None:
+    assert category_of(part) is category
+
+
+def test_sums_of_categories_are_recorded_beside_the_largest_parts() -> None:
+    amounts = {f"ns/pod-{number} volumes": 1.0 + number for number in range(30)} | {"pod-volumes": 0.5}
+    (found,) = resource_readings([signal(Signal.NODEFS_AVAILABLE)], SINGLE, Parts({"nodefs.available": amounts}), {})
+    assert len(found.parts) <= MOST_PARTS + 1
+    assert found.parts["pod-volumes"] == 0.5
 
 
 @given(st.text(max_size=200))
 def test_recorded_parts_of_a_pod_are_found_by_its_name(name: str) -> None:
     found = pod_parts([replace(POD, name=name)], SINGLE, ())
-    assert {part for each in found.values() for part in each} == parts_of_pod(f"shop/{name}")
+    assert {part for each in found.values() for part in each if not is_total(part)} == parts_of_pod(f"shop/{name}")
 
 
 def test_unknown_use_of_a_pod_is_no_part() -> None:
@@ -146,7 +179,14 @@ def test_images_count_by_repository_and_a_shared_layer_once() -> None:
     references = {ids[0]: ["base", "v1"], ids[1]: ["base", "v2"], ids[2]: ["base", "db"], ids[3]: ["old"]}
     seen = snapshot(*images, storage=graph(pieces, references))
     parts = image_parts(seen, image_sizes(seen))
-    assert parts == {"images of r/web": 130 * MIB, "images of r/db": 5 * MIB, "images without a name": 7 * MIB}
+    assert parts == {
+        "images of r/web": 130 * MIB,
+        "images of r/db": 5 * MIB,
+        "images without a name": 7 * MIB,
+        "images": 142 * MIB,
+        "unreferenced": 0,
+        "undo-windows": 0,
+    }
     assert part_of_image("r/web@sha256:1") in parts
 
 

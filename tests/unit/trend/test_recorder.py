@@ -22,13 +22,14 @@ from nodeagent.store.clock_record import ClockReading
 from nodeagent.telemetry import logging as log
 from nodeagent.trend.plan.forecast import Forecast, Threshold
 from nodeagent.trend.plan.outlook import ResourceOutlook
-from nodeagent.trend.plan.readings import ResourceReading
-from nodeagent.trend.recorder import EVERY_S, RecorderTask, TrendState
+from nodeagent.trend.plan.readings import ResourceReading, is_total
+from nodeagent.trend.recorder import EVERY_S, RecorderTask, TrendState, moved_resources
 from nodeagent.trend.sample_file import FILE_NAME, RecordedLine, SampleFile
 from tests.sim.clock import START
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer
+from tests.support.manual_clock import MIDNIGHT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -101,7 +102,9 @@ async def test_images_of_a_pass_are_parts_with_what_image_gc_can_free(tmp_path: 
         images = context.trend.images
     assert images is not None
     assert images.freeable == images.parts["images of r/unused"] > 5 * MIB
-    assert images.parts.keys() == {"images of r/used", "images of r/unused"}
+    named = {part for part in images.parts if not is_total(part)}
+    assert named == {"images of r/used", "images of r/unused"}
+    assert images.parts["images"] == sum(images.parts[part] for part in named)
     recorded = [each for each in SampleFile(node.state).read() if "images of r/used" in each.samples[-1].parts]
     assert len(recorded) == 1
     assert recorded[0].samples[-1].freeable == images.freeable
@@ -255,3 +258,12 @@ def test_growth_until_collection_is_unknown_without_a_range(outlook: Outlook) ->
     made = Forecast(Threshold(ThresholdKind.COLLECTION, 90.0, after_collection=False), outlook)
     state = TrendState(outlook=(ResourceOutlook("nodefs.available", 50.0, 100.0, START, (made,), (), ()),))
     assert state.collection_forecast() is None
+
+
+@pytest.mark.parametrize(
+    ("used", "moved"), [(50.0, ()), (50.9, ()), (51.1, ("nodefs.available",)), (48.0, ("nodefs.available",))]
+)
+def test_a_resource_that_changed_by_a_hundredth_of_its_capacity_has_moved(used: float, moved: tuple[str, ...]) -> None:
+    before = ResourceOutlook("nodefs.available", 50.0, 100.0, MIDNIGHT, (), (), ())
+    new = ResourceReading("memory.available", 90.0, 100.0)
+    assert moved_resources([before], [ResourceReading("nodefs.available", used, 100.0), new]) == moved

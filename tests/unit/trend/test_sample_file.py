@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import StoreError
+from nodeagent.model.outlook import GrowthCategory
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.trend.plan.readings import LONGEST_NAME, MOST_PARTS, MOST_RESOURCES, ResourceReading
 from nodeagent.trend.sample_file import PARTS_EVERY, RecordedLine, SampleFile, has_jumped
@@ -130,6 +131,13 @@ def test_a_file_with_another_schema_is_set_aside_and_a_new_record_begins(tmp_pat
     assert minutes(file) == [2]
 
 
+def test_a_series_is_read_alone(tmp_path: Path) -> None:
+    file = SampleFile(tmp_path)
+    file.append([line(1, DISK, MEMORY)])
+    assert file.read_names() == (MEMORY, DISK)
+    assert [each.resource for each in file.read_each([DISK])] == [DISK]
+
+
 def test_a_file_of_a_newer_version_is_neither_read_nor_changed(tmp_path: Path) -> None:
     file = SampleFile(tmp_path)
     file.append([line(1)])
@@ -152,8 +160,9 @@ def _full_record() -> Iterator[RecordedLine]:
         parts = {
             f"{minute} {number:02} {long}"[:LONGEST_NAME]: 1.0 for number in range(MOST_PARTS if with_parts else 0)
         }
+        sums = dict.fromkeys(tuple(GrowthCategory)[:3] if with_parts else (), 1.0)
         found = [
-            ResourceReading(name, 1.0, 2.0, 0.5, parts if number < 3 else {})
+            ResourceReading(name, 1.0, 2.0, 0.5, parts | sums if number < 3 else {})
             for number, name in enumerate(names if is_kept else ())
         ]
         yield RecordedLine(reading(minute), tuple(found))
