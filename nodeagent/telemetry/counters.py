@@ -110,6 +110,11 @@ METRICS: Final[Mapping[str, Metric]] = {
         "Expected time until a threshold is met, 0 once it is met; absent without a trend.",
         ("resource", "threshold"),
     ),
+    "nodeagent_growth_bytes_per_second": Metric(
+        Kind.GAUGE,
+        "Growth of a resource in bytes by category of the use; absent without growth.",
+        ("resource", "category"),
+    ),
     "nodeagent_signal_available_bytes": Metric(Kind.GAUGE, "Available bytes of a signal.", ("signal", _PATH)),
     "nodeagent_signal_capacity_bytes": Metric(Kind.GAUGE, "Capacity of a signal in bytes.", ("signal", _PATH)),
     "nodeagent_signal_available_inodes": Metric(Kind.GAUGE, "Free inodes of a signal.", ("signal", _PATH)),

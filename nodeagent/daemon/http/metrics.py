@@ -27,6 +27,7 @@ from nodeagent.model.outlook import Outlook
 from nodeagent.model.pods import Completeness, PodListReading
 from nodeagent.model.pressure import NodeCondition, NodeFilesystem
 from nodeagent.telemetry.counters import METRICS, Counters, Histogram, Kind
+from nodeagent.trend.plan.readings import is_in_bytes
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -222,12 +223,21 @@ class Exposition(Collector):
         gauges.set(name, at.timestamp(), *labels)
 
     def _set_forecast_gauges(self, gauges: Counters) -> None:
-        """Set the expected time of each threshold that has one; of two thresholds of a kind, the earlier."""
+        """Set the expected time of each threshold that has one, and the growth by category.
+
+        Of two thresholds of a kind, the earlier counts.
+        """
         for outlook in self._context.trend.outlook:
             for each in sorted(outlook.forecasts, key=lambda one: -(one.expected_s or 0.0)):
                 if each.outlook in (Outlook.RANGE, Outlook.REACHED):
                     labels = (outlook.resource, each.threshold.name)
                     gauges.set("nodeagent_threshold_forecast_seconds", each.expected_s or 0.0, *labels)
+            if is_in_bytes(outlook.resource):
+                rates: dict[str, float] = {}
+                for growing in outlook.growth:
+                    rates[growing.category] = rates.get(growing.category, 0.0) + growing.rate_per_s
+                for category, rate in rates.items():
+                    gauges.set("nodeagent_growth_bytes_per_second", rate, outlook.resource, category)
 
     def _set_pressure_gauges(self, gauges: Counters, signals: _Read | None) -> None:
         for condition in NodeCondition:

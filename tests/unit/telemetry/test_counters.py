@@ -22,6 +22,7 @@ AT_S = T0.timestamp()
 FROM_STATE = {
     "nodeagent_threshold_distance_ratio",
     "nodeagent_threshold_forecast_seconds",
+    "nodeagent_growth_bytes_per_second",
     *(f"nodeagent_signal_{what}_{unit}" for what in ("available", "capacity") for unit in ("bytes", "inodes", "pids")),
     *(f"nodeagent_filesystem_{what}_{unit}" for what in ("available", "capacity") for unit in ("bytes", "inodes")),
     "nodeagent_image_filesystem_available_bytes",
@@ -331,7 +332,7 @@ def test_label_with_invalid_utf_8_is_counted_with_its_escaped_form() -> None:
     assert counters.values["nodeagent_oom_kills_total"] == {("a\\xff",): 3}
 
 
-UNITS = ("bytes", "inodes", "pids", "ratio", "seconds")
+UNITS = ("bytes", "bytes_per_second", "inodes", "pids", "ratio", "seconds")
 WITHOUT_UNIT = {
     "nodeagent_kept_items",
     "nodeagent_pod_list_pods",

@@ -22,7 +22,7 @@ from nodeagent.eviction.settings import EvictionSettings
 from nodeagent.eviction.signals import SignalLayout, SignalReadings
 from nodeagent.gc.agent import open_agent
 from nodeagent.loops.passes import LoopStatuses, PassLock, Pause, PausedBy
-from nodeagent.model.outlook import Outlook, ThresholdKind
+from nodeagent.model.outlook import GrowthCategory, Outlook, ThresholdKind
 from nodeagent.model.pods import Completeness, PodListReading, PodListSource
 from nodeagent.model.pressure import (
     FilesystemLayout,
@@ -40,7 +40,7 @@ from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.counters import METRICS, Kind
-from nodeagent.trend.plan.forecast import Forecast, Threshold
+from nodeagent.trend.plan.forecast import Forecast, Growth, Threshold
 from nodeagent.trend.plan.outlook import ResourceOutlook
 from tests.sim.node import SimNode
 from tests.sim.server import SimServer
@@ -140,7 +140,8 @@ def full() -> DaemonContext:
             made.observe_call(*one)
     made.loop_statuses.ended("images", "complete")
     made.lock_held = True
-    made.trend.outlook = (outlook(expected(HARD, Outlook.RANGE, 3600.0)),)
+    growing = (Growth("shop/a logs", 3.0, 1.0, GrowthCategory.LOGS),)
+    made.trend.outlook = (replace(outlook(expected(HARD, Outlook.RANGE, 3600.0)), growth=growing),)
     made.agent = cast("Agent", _Agent())
     return made
 
@@ -388,6 +389,25 @@ async def test_forecasts_are_exposed_by_threshold_and_the_earlier_of_two_hard_on
     assert {key: value for key, value in found.items() if key.startswith("nodeagent_threshold_forecast")} == {
         "nodeagent_threshold_forecast_seconds nodefs.available collection": 0,
         "nodeagent_threshold_forecast_seconds nodefs.available hard": 3600,
+    }
+
+
+async def test_growth_of_a_resource_in_bytes_is_exposed_by_category() -> None:
+    made = context()
+    growth = (
+        Growth("shop/a logs", 3.0, 0.5, GrowthCategory.LOGS),
+        Growth("logs of other pods", 1.0, 0.2, GrowthCategory.LOGS),
+        Growth("", 2.0, 0.3, GrowthCategory.OTHER),
+    )
+    made.trend.outlook = (
+        replace(outlook(), growth=growth),
+        replace(outlook(), resource="nodefs.inodesFree", growth=growth),
+        replace(outlook(), resource="pid.available", growth=growth),
+    )
+    found = await values(made)
+    assert {key: value for key, value in found.items() if key.startswith("nodeagent_growth")} == {
+        "nodeagent_growth_bytes_per_second nodefs.available pod-logs": 4.0,
+        "nodeagent_growth_bytes_per_second nodefs.available other": 2.0,
     }
 
 
