@@ -91,7 +91,8 @@ def test_sdist_builds_the_same_wheel_and_has_lock_and_installer(source: Path, wh
 def test_containerfile_copies_the_sources_of_the_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
     copied = tmp_path / "source"
     copied.mkdir()
-    for line in re.findall(r"^COPY (?!--)(.+)$", (ROOT / "Containerfile").read_text(), re.MULTILINE):
+    containerfile = (ROOT / "systemd/image/Containerfile.debian").read_text()
+    for line in re.findall(r"^COPY (?!--)(.+)$", containerfile, re.MULTILINE):
         *names, target = line.split()
         for name in names:
             if (source / name).is_dir():
