@@ -345,6 +345,20 @@ async def test_request_with_a_lost_response_is_not_repeated(authority: Authority
         assert len(node.server.objects[CSRS]) == 1
 
 
+async def test_key_of_a_request_is_stored_before_the_request_is_sent(authority: Authority, tmp_path: Path) -> None:
+    async with node_of(authority, tmp_path) as node:
+        node.server.faults.append(Fault(behaviour="hang"))
+        step = asyncio.create_task(node.step())
+        await until(lambda: bool(node.server.requests))
+        step.cancel()
+        await asyncio.wait({step})
+        request = node.files.read_request()
+        assert request is not None
+        node.restart()
+        await node.step()
+        assert node.signer.waiting["metadata"]["name"] == request.name
+
+
 async def test_restart_before_each_step_leads_to_the_same_result(authority: Authority, tmp_path: Path) -> None:
     async with node_of(authority, tmp_path) as node:
 
