@@ -31,8 +31,8 @@ build_wheel() {
 
 # pack ARCHIVE DIRECTORY NAME: a .tar.gz of DIRECTORY/NAME, independent of users and of the clock.
 pack() {
-    set_times "$2/$3"
-    tar -c -C "$2" --format=ustar --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX "$3" | gzip -9n >"$1"
+    tar -c -C "$2" --format=ustar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
+        --mode=u=rwX,go=rX "$3" | gzip -9n >"$1"
 }
 
 # download_wheels DIRECTORY MACHINE PYTHON_VERSION: the locked wheels; their pip options are then in the array target.

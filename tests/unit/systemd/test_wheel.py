@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -101,3 +102,24 @@ def test_containerfile_copies_the_sources_of_the_wheel(source: Path, wheel: Path
                 shutil.copy(source / name, copied)
     assert (copied / "requirements.lock").is_file()
     assert content(built("wheel", copied, tmp_path / "wheel")) == content(wheel)
+
+
+def test_archive_depends_on_names_and_content_alone(tmp_path: Path) -> None:
+    packed = []
+    for number, (names, mode) in enumerate(((("b", "a"), 0o644), (("a", "b"), 0o600))):
+        tree = tmp_path / str(number) / "tree"
+        tree.mkdir(parents=True)
+        for name in names:
+            (tree / name).write_text(name)
+            (tree / name).chmod(mode)
+            os.utime(tree / name, (number, number))
+        archive = tmp_path / f"{number}.tar.gz"
+        script = 'python=$1; . systemd/package-tree.sh; pack "$2" "$3" tree'
+        subprocess.run(
+            ["bash", "-euc", script, "bash", sys.executable, archive, tree.parent],
+            cwd=ROOT,
+            env={**os.environ, "SOURCE_DATE_EPOCH": "1000000000"},
+            check=True,
+        )
+        packed.append(archive.read_bytes())
+    assert packed[0] == packed[1]
