@@ -264,12 +264,10 @@ class CollectionForecast(Record):
     Attributes:
         at: wall time of the newest reading of the forecast.
         rate: expected growth.
-        lowest_rate: growth at the latest time of the forecast's range.
     """
 
     at: datetime
     rate: float
-    lowest_rate: float
 
 
 class NodeSnapshot(Record):

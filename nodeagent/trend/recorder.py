@@ -87,19 +87,17 @@ class TrendState:
     collected_at: datetime | None = None
 
     def collection_forecast(self) -> CollectionForecast | None:
-        """Return the growth until image GC starts for bytes, from a forecast with an end.
+        """Return the growth until image GC starts for bytes.
 
-        ``None`` without one, and until the forecast has a reading after the last collection, whose effect is unknown.
+        ``None`` without a trend, and until the forecast has a reading after the last collection, whose effect is
+        unknown.
         """
         for each in self.outlook:
             for found in each.forecasts if each.resource in _IMAGE_RESOURCES else ():
                 if found.threshold.name is not ThresholdKind.COLLECTION:
                     continue
-                if not (found.rate_per_s and found.expected_s and found.latest_s):
-                    continue
-                if self.collected_at is None or each.observed_at > self.collected_at:
-                    lowest = found.rate_per_s * found.expected_s / found.latest_s
-                    return CollectionForecast(each.observed_at, found.rate_per_s, lowest)
+                if found.rate_per_s and (self.collected_at is None or each.observed_at > self.collected_at):
+                    return CollectionForecast(each.observed_at, found.rate_per_s)
         return None
 
     def note_images(self, snapshot: NodeSnapshot, policy: ImageGCPolicy, freed_bytes: int, now_s: float) -> None:

@@ -151,7 +151,7 @@ def nodes(draw: st.DrawFn, *, pins: bool = True) -> NodeSnapshot:
         booted_at=draw(st.sampled_from([None, ago(100), ago(10**7), ago(10**7)])),
         sandboxes_unread=draw(st.sampled_from([frozenset(), frozenset(), frozenset({"sb-p0"})])),
         sandbox_images=draw(st.sampled_from([frozenset(), frozenset({"r.io/web0:2"})])),
-        collection_forecast=draw(st.sampled_from([None, CollectionForecast(ago(60), MIB / 10, MIB / 20)])),
+        collection_forecast=draw(st.sampled_from([None, CollectionForecast(ago(60), MIB / 10)])),
         **fields,
     )
 

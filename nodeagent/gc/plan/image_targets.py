@@ -409,9 +409,10 @@ class CollectedFilesystem(Record):
     def ahead(self, policy: ImageGCPolicy, forecast: CollectionForecast, now: datetime, freed: Space) -> Target | None:
         """Return the target that keeps the usage below the high threshold for the policy's time ahead, by a forecast.
 
-        ``None`` if nothing is needed for this: the threshold is not met within this time at the lowest rate of the
-        forecast; the forecast is too old; the usage is close to the low threshold; or space freed without an image
-        removal is enough. The expected rate determines the amount, which is at least ``_LEAST_SHARE`` of the use.
+        ``None`` if nothing is needed for this: the threshold is not met within this time at the expected rate; the
+        forecast is too old; the usage is close to the low threshold; or space freed without an image removal is
+        enough. The amount is at least ``_LEAST_SHARE`` of the use. The latest time of the forecast would be too late:
+        with irregular pulls it has no end, or one after the threshold was met.
         """
         observed = self.observed
         if observed is None or self.number is not None or abs((now - forecast.at).total_seconds()) > _FORECAST_KEPT_S:
@@ -419,7 +420,7 @@ class CollectedFilesystem(Record):
         size = _usages(observed, policy)[0].after(freed.size_bytes)
         left_bytes = replace(observed, available_bytes=size.available).bytes_until(size.high)
         least = int(_LEAST_SHARE * (size.total - size.available))
-        is_met = left_bytes < forecast.lowest_rate * policy.collect_ahead_s
+        is_met = left_bytes < forecast.rate * policy.collect_ahead_s
         wanted = min(size.above_low, max(least, math.ceil(forecast.rate * policy.collect_ahead_s) - left_bytes))
         needed = SpaceNeeded(wanted).beyond(total_space((self.pending, self.undo)))
         if not is_met or wanted < least or not any(needed):

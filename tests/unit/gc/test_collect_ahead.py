@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +26,7 @@ from tests.sim.node import SimNode
 from tests.sim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from nodeagent.gc.executor import PassReport
     from tests.unit.gc.conftest import Opener, Rig
@@ -57,11 +58,12 @@ class Growth:
     samples: list[Sample] = field(default_factory=list)
     passes: list[PassReport] = field(default_factory=list)
     highest_percent: float = 0.0
+    pulls: Callable[[int], bool] = lambda minute: minute % EVERY_MIN == 0
 
     async def live(self, hours: float) -> None:
         node, thresholds = self.rig.node, TrendPolicy((), self.policy, FilesystemLayout.SINGLE)
         for minute in range(int(hours * 60)):
-            if minute % EVERY_MIN == 0:
+            if self.pulls(minute):
                 name = f"new-{node.now:%d-%H-%M}"
                 node.add_image(f"r.example/{name}:1", layers=[Layer(name, SIZE, 1)])
             freeable = (self.state.images.freeable or 0.0) if self.state.images else 0.0
@@ -92,12 +94,12 @@ def idle_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "wait_for_idle_io", idle)
 
 
-async def grow(rig: Opener, policy: ImageGCPolicy, hours: float) -> Growth:
+async def grow(rig: Opener, policy: ImageGCPolicy, hours: float, **options: Callable[[int], bool]) -> Growth:
     state = TrendState()
     async with rig(
         policy=GCPolicy(images=policy), make_scenario=grown_node, read_forecast=state.collection_forecast
     ) as made:
-        growth = Growth(made, state, policy)
+        growth = Growth(made, state, policy, **options)
         await growth.live(hours)
     return growth
 
@@ -121,10 +123,22 @@ async def test_collections_ahead_free_what_the_growth_needs_and_none_repeats_bef
         assert 0 <= each.after.available_bytes - plan.ahead_available_bytes < SIZE
         assert each.after.bytes_until(85) < 1.2 * growth_s * 2 * HOUR_S + SIZE, "more than two hours of growth"
     starts = [each.started_at for each in found.passes]
-    assert all(after - before >= timedelta(minutes=20) for before, after in pairwise(starts))
+    assert all(after - before >= timedelta(minutes=10) for before, after in pairwise(starts))
     names = [each.decision.name for one in found.passes for each in one.removed]
     oldest = [f"r.example/old:{each}" for each in reversed(range(OLD))]
     assert names == oldest[: len(names)]
+
+
+@pytest.mark.parametrize("busy_hour", [3, 1], ids=["busy hours", "irregular"])
+async def test_threshold_is_never_met_under_irregular_growth(rig: Opener, busy_hour: int) -> None:
+    dice = Random(1)
+
+    def pulls(minute: int) -> bool:
+        return dice.random() < (0.2 if busy_hour == 1 else 0.5 if minute // 60 % busy_hour == 0 else 0.05)
+
+    found = await grow(rig, AHEAD, 12, pulls=pulls)
+    assert found.highest_percent < 84
+    assert {each.decision.reason.code.value for one in found.passes for each in one.removed} == {"collect-ahead"}
 
 
 async def test_threshold_is_met_without_the_setting(rig: Opener) -> None:
@@ -135,7 +149,7 @@ async def test_threshold_is_met_without_the_setting(rig: Opener) -> None:
 
 
 def forecast_of(made: SimNode) -> CollectionForecast:
-    return CollectionForecast(made.now, SIZE / 300, SIZE / 300)
+    return CollectionForecast(made.now, SIZE / 300)
 
 
 @asynccontextmanager

@@ -236,20 +236,20 @@ async def test_too_few_readings_are_unknown_and_no_shortage(tmp_path: Path) -> N
     [
         pytest.param("nodefs.available", ThresholdKind.COLLECTION, 7200.0, None, True, id="images on nodefs"),
         pytest.param("imagefs.available", ThresholdKind.COLLECTION, 7200.0, None, True, id="images on imagefs"),
-        pytest.param("imagefs.available", ThresholdKind.COLLECTION, None, None, False, id="range without an end"),
+        pytest.param("imagefs.available", ThresholdKind.COLLECTION, None, None, True, id="range without an end"),
         pytest.param("imagefs.inodesFree", ThresholdKind.COLLECTION, 7200.0, None, False, id="inodes"),
         pytest.param("imagefs.available", ThresholdKind.HARD, 7200.0, None, False, id="another threshold"),
         pytest.param("imagefs.available", ThresholdKind.COLLECTION, 7200.0, -1, True, id="collected before"),
         pytest.param("imagefs.available", ThresholdKind.COLLECTION, 7200.0, 0, False, id="no reading since"),
     ],
 )
-def test_growth_until_collection_is_that_of_a_forecast_with_an_end(
+def test_growth_until_collection_is_that_of_a_forecast_after_the_last_collection(
     resource: str, name: ThresholdKind, latest_s: float | None, collected_s: int | None, *, found: bool
 ) -> None:
     made = Forecast(Threshold(name, 90.0, after_collection=False), Outlook.RANGE, 1800.0, 3600.0, latest_s, 2.0, 9e9)
     collected_at = None if collected_s is None else START + timedelta(seconds=collected_s)
     outlook = (ResourceOutlook(resource, 50.0, 100.0, START, (made,), (), ()),)
-    expected = CollectionForecast(START, 2.0, 1.0) if found else None
+    expected = CollectionForecast(START, 2.0) if found else None
     assert TrendState(outlook=outlook, collected_at=collected_at).collection_forecast() == expected
 
 
