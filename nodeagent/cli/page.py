@@ -149,7 +149,7 @@ def _outlooks(report: NodeReport) -> tuple[OutlookDocument, ...]:
 
 
 class Statement(NamedTuple):
-    """A sentence with its grade: ``bad``, ``warn`` or empty."""
+    """A sentence with its grade: ``bad``, ``warn``, ``muted`` if it is unknown, or empty."""
 
     text: str
     grade: str = ""
@@ -244,7 +244,11 @@ def _sentences(report: NodeReport, details: NodeDetails | None) -> Iterator[Stat
         yield Statement(f"{short_name(each)}: {next_words(each)}", "warn" if is_near else "")
     if not (report.conditions or report.exceeded or coming):
         known = [each for each in outlooks if any(one.outlook is not Outlook.UNKNOWN for one in each.forecasts)]
-        yield Statement("no pressure; no threshold is expected to be met" if known else "no pressure")
+        yield (
+            Statement("no pressure; no threshold is expected to be met")
+            if known
+            else Statement("no pressure; outlook unknown", "muted")
+        )
     if not report.agent.running:
         yield Statement("no daemon answered", "warn")
     if report.paused is not None:

@@ -53,11 +53,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = Path(KEPT or tmp_path_factory.mktemp("pages"))
     directory.mkdir(exist_ok=True)
     hostile = detailed_report("worker-18", HOSTILE, passes=200, conditions=("MemoryPressure",))
-    reports = [*fleet(20), *(structs.replace(hostile, node=f"gpu-{name}") for name in MARKUP)]
+    made = [*fleet(20), *(structs.replace(hostile, node=f"gpu-{name}") for name in MARKUP)]
+    summary, by_name = Fleet.of(made), {each.node: each for each in made}
+    reports = [by_name[each.node] for each in summary.nodes]
     ordinary = detailed_report("worker-17.eu-central-1.example.net")
     (directory / "node.html").write_text(render_page([ordinary], ()))
     (directory / "hostile.html").write_text(render_page([hostile], ()))
-    (directory / "fleet.html").write_text(render_page(reports, fleet_summary(Fleet.of(reports))))
+    (directory / "fleet.html").write_text(render_page(reports, fleet_summary(summary)))
     return directory
 
 

@@ -140,6 +140,7 @@ def without(**parts: object) -> NodeReport:
     ("made", "shown", "hidden"),
     [
         (report("n", plan=None, problem="cannot list images"), "cannot list images", "Last 24 hours"),
+        (report("n", plan=None), "no pressure; outlook unknown", "no threshold is expected"),
         (structs.replace(SMALL, checks=UNSET), "not checked", "restart containerd"),
         (structs.replace(SMALL, checks=()), "no problems and no warnings", "restart containerd"),
         (without(usage=None, unread=("disk usage: denied",)), "not read: disk usage: denied", "What fills the disk"),
@@ -148,7 +149,17 @@ def without(**parts: object) -> NodeReport:
         (without(passes=()), "none", "Ranking"),
         (detailed_report("n", resources=1, conditions=("MemoryPressure",)), "MemoryPressure", "no pressure"),
     ],
-    ids=["no details", "unchecked", "no findings", "no usage", "no record", "no day", "no passes", "pressure"],
+    ids=[
+        "no details",
+        "no outlook",
+        "unchecked",
+        "no findings",
+        "no usage",
+        "no record",
+        "no day",
+        "no passes",
+        "pressure",
+    ],
 )
 def test_page_without_a_part_states_it(made: NodeReport, shown: str, hidden: str) -> None:
     text = text_of(made)
