@@ -34,7 +34,7 @@ from nodeagent.trend.words import forecast_words, next_words, quantity, rate_wor
 from nodeagent.units import format_bytes, format_duration, format_local_time
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
 
     from nodeagent.api.outlook import ForecastDocument, OutlookDocument
     from nodeagent.cli.display import Line
@@ -102,16 +102,12 @@ def render_page(reports: Sequence[NodeReport], summary: Iterable[Line]) -> str:
 
     templates = _templates()
     if len(reports) == 1:
-        return templates.get_template("node.html").render(node=_node_view(reports[0]), draw=_draw)
+        return _rendered(templates.get_template("node.html"), reports[0], draw=_draw)
     row_template = templates.get_template("fleet_node.html")
     rows: list[str] = []
     size_bytes = 0
     for each in reports:
-        is_detailed = size_bytes < _LARGEST_DETAILS_BYTES
-        try:
-            row = row_template.render(node=_node_view(each), is_detailed=is_detailed)
-        except ArithmeticError:  # a report is not authenticated: one node does not prevent the page of the others
-            row = row_template.render(node=_node_view(_without_values(each)), is_detailed=is_detailed)
+        row = _rendered(row_template, each, is_detailed=size_bytes < _LARGEST_DETAILS_BYTES)
         size_bytes += len(row.encode())
         if size_bytes > _LARGEST_ROWS_BYTES:
             break
@@ -125,9 +121,17 @@ def render_page(reports: Sequence[NodeReport], summary: Iterable[Line]) -> str:
     )
 
 
-def _without_values(report: NodeReport) -> NodeReport:
-    warning = "a value of this report is out of range"
-    return structs.replace(report, filesystems=(), outlook=(), details=UNSET, warnings=(warning, *report.warnings))
+def _rendered(template: Template, report: NodeReport, **values: object) -> str:
+    """Return a report in a template; a report with a number that is too large is shown without its values.
+
+    A merged report is not authenticated: one of them does not prevent the page of the others.
+    """
+    try:
+        return template.render(node=_node_view(report), **values)
+    except ArithmeticError:
+        warnings = ("a value of this report is out of range", *report.warnings)
+        plain = structs.replace(report, filesystems=(), outlook=(), details=UNSET, warnings=warnings)
+        return template.render(node=_node_view(plain), **values)
 
 
 def _next_s(outlook: OutlookDocument) -> float:

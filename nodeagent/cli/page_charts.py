@@ -53,6 +53,8 @@ _MARKS: Final[Mapping[str, tuple[str, float, str]]] = {
 """Colour, height in percent, and style of the line of each kind of mark."""
 _GAP: Final = 3.0
 """Time between two readings, in medians of this time, from which no line is drawn between them."""
+_SHORTEST_AXIS: Final = 1 / 1440
+"""Minimum length of the axis of time in days, since the times of a foreign report may be equal."""
 _STYLE: Final[Mapping[Any, Any]] = {
     "svg.fonttype": "none",
     "font.size": _FONT,
@@ -94,7 +96,8 @@ def chart(trend: ResourceTrend, document: Trend) -> str:
 
 
 def _draw(axes: Axes, trend: ResourceTrend, document: Trend) -> None:
-    since, until = _days(document.since), _days(document.observed_at)
+    since = _days(document.since)
+    until = max(_days(document.observed_at), since + _SHORTEST_AXIS)
     times, shares = _series(trend)
     axes.fill_between(times, shares, color=_SERIES, alpha=0.18, linewidth=0)
     axes.plot(times, shares, color=_SERIES, linewidth=1.2, solid_joinstyle="round")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.api.common import Document, Number, Part
-from nodeagent.api.outlook import ForecastDocument, GrowthDocument, OutlookDocument
+from nodeagent.api.common import Document, Part
+from nodeagent.api.outlook import Amount, ForecastDocument, GrowthDocument, OutlookDocument
 from nodeagent.record import Time
 from nodeagent.schemas import SchemaId
 
@@ -31,7 +31,7 @@ class TrendPoint(Part, frozen=True, kw_only=True):
     """Amount in use at one time; ``new_start`` after a jump of the clock, or a reboot that emptied the resource."""
 
     at: Time
-    used: Number
+    used: Amount
     new_start: bool = False
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -191,12 +192,20 @@ def test_rows_of_a_fleet_are_in_the_order_of_its_summary(tmp_path: Path) -> None
     assert names[0] == "short"
 
 
-def test_report_with_a_value_out_of_range_is_shown_without_its_values() -> None:
+@pytest.mark.parametrize("others", [0, 2])
+def test_report_with_a_value_out_of_range_is_shown_without_its_values(others: int) -> None:
     bad = report("bad", plan=None)
     disk = structs.replace(bad.filesystems[0], used_percent=10**400)
-    text = text_of(*fleet(2), structs.replace(bad, filesystems=(disk,)))
+    text = text_of(*fleet(others), structs.replace(bad, filesystems=(disk,)))
     assert "a value of this report is out of range" in text
     assert "imagefs" not in text.rpartition("bad")[2]
+
+
+@pytest.mark.parametrize(("since", "until"), [(1, 9998), (2000, 2000), (2001, 2000)], ids=["long", "none", "negative"])
+def test_chart_of_any_period_is_drawn(since: int, until: int) -> None:
+    day = record(1, HOSTILE)
+    at = [datetime(year, 1, 1, tzinfo=UTC) for year in (since, until)]
+    assert chart(day.resources[0], structs.replace(day, since=at[0], observed_at=at[1])).endswith("</svg>")
 
 
 def test_chart_has_the_colours_of_the_page_and_no_text_but_its_axes() -> None:
