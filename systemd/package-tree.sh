@@ -23,7 +23,7 @@ build_wheel() {
     local source=$1/source
     mkdir "$source"
     # A copy, as setuptools would include stale files of build/.
-    cp -r nodeagent systemd pyproject.toml MANIFEST.in requirements.lock README.md CHANGELOG.md LICENSE "$source"
+    cp -r nodeagent systemd pyproject.toml requirements.lock README.md CHANGELOG.md LICENSE systemd/python/MANIFEST.in "$source"
     find "$source" -depth '(' -name __pycache__ -o -name '*.egg-info' ')' -exec rm -rf {} +
     chmod -R u=rwX,go=rX "$source"
     "${pip[@]}" wheel --no-deps --no-build-isolation --wheel-dir "$1/own" "$source"

@@ -19,7 +19,7 @@ import pytest
 from tests.support.command import nodeagent
 
 ROOT: Final = Path(__file__).parents[3]
-SOURCES: Final = ("nodeagent", "systemd", "pyproject.toml", "MANIFEST.in", "requirements.lock", "README.md", "LICENSE")
+SOURCES: Final = ("nodeagent", "systemd", "pyproject.toml", "requirements.lock", "README.md", "LICENSE")
 BUILD: Final = "from setuptools import build_meta; import sys; getattr(build_meta, sys.argv[1])(sys.argv[2])"
 
 
@@ -36,7 +36,7 @@ def built(kind: str, source: Path, target: Path) -> Path:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("source")
-    for name in (*SOURCES, "CHANGELOG.md"):
+    for name in (*SOURCES, "CHANGELOG.md", "systemd/python/MANIFEST.in"):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
