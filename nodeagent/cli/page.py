@@ -244,7 +244,7 @@ def _sentences(report: NodeReport, details: NodeDetails | None) -> Iterator[Stat
     coming = sorted((each for each in outlooks if _next_s(each) < inf), key=_next_s)
     for each in coming:
         first = first_threshold([each], SHORTAGE)
-        is_near = first is not None and first.is_near
+        is_near = _next_s(each) == 0 or (first is not None and first.is_near)  # met already, or a shortage is near
         yield Statement(f"{short_name(each)}: {next_words(each)}", "warn" if is_near else "")
     if not (report.conditions or report.exceeded or coming):
         known = [each for each in outlooks if any(one.outlook is not Outlook.UNKNOWN for one in each.forecasts)]

@@ -18,6 +18,7 @@ from nodeagent.api.common import decode, encode_line
 from nodeagent.cli.page import render_page
 from nodeagent.cli.page_charts import chart
 from nodeagent.daemon.report_document import Fleet, NodeDetails, NodeReport
+from nodeagent.model.outlook import Outlook
 from nodeagent.text import escape
 from tests.support.detailed_reports import HOSTILE, MARKUP, detailed_report, record
 from tests.support.node_reports import NOW, fleet, report
@@ -180,6 +181,13 @@ def test_page_has_outlook_thresholds_ranking_reason_and_findings() -> None:
     ):
         assert each in text, each
     assert text.index("restart containerd") < text.index("TLS off")  # problems precede warnings
+
+
+def test_reached_threshold_is_a_warning() -> None:
+    found = SMALL.outlook[0]
+    reached = structs.replace(found.forecasts[0], outlook=Outlook.REACHED, expected_s=None)
+    page = render_page([structs.replace(SMALL, outlook=(structs.replace(found, forecasts=(reached,)),))], ())
+    assert '<p class="headline warn">imagefs: image GC at 85%: reached' in page
 
 
 def test_rows_of_a_fleet_are_in_the_order_of_its_summary(tmp_path: Path) -> None:
