@@ -48,6 +48,10 @@ def grown_node() -> Scenario:
     return Scenario(node)
 
 
+def regularly(minute: int) -> bool:
+    return minute % EVERY_MIN == 0
+
+
 @dataclass
 class Growth:
     """A node that pulls an image every ``EVERY_MIN`` minutes, its record, its passes and its highest use."""
@@ -55,10 +59,10 @@ class Growth:
     rig: Rig
     state: TrendState
     policy: ImageGCPolicy
+    pulls: Callable[[int], bool]
     samples: list[Sample] = field(default_factory=list)
     passes: list[PassReport] = field(default_factory=list)
     highest_percent: float = 0.0
-    pulls: Callable[[int], bool] = lambda minute: minute % EVERY_MIN == 0
 
     async def live(self, hours: float) -> None:
         node, thresholds = self.rig.node, TrendPolicy((), self.policy, FilesystemLayout.SINGLE)
@@ -94,12 +98,12 @@ def idle_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "wait_for_idle_io", idle)
 
 
-async def grow(rig: Opener, policy: ImageGCPolicy, hours: float, **options: Callable[[int], bool]) -> Growth:
+async def grow(rig: Opener, policy: ImageGCPolicy, hours: float, pulls: Callable[[int], bool] = regularly) -> Growth:
     state = TrendState()
     async with rig(
         policy=GCPolicy(images=policy), make_scenario=grown_node, read_forecast=state.collection_forecast
     ) as made:
-        growth = Growth(made, state, policy, **options)
+        growth = Growth(made, state, policy, pulls)
         await growth.live(hours)
     return growth
 
