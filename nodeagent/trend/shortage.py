@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NEAR_S: Final = 4 * 3600.0
 """Largest expected time of a near shortage; as in the alert rule ``NodeagentThresholdExpected``."""
+SETTLED_S: Final = 900.0
+"""Least time of readings with a warning: the growth of the first minutes is often that of a start."""
 ENDED_AFTER_S: Final = 3600.0
 EVICTION: Final = frozenset({ThresholdKind.SOFT, ThresholdKind.HARD})
 SHORTAGE: Final = frozenset({ThresholdKind.HARD, ThresholdKind.FULL})
@@ -30,14 +32,15 @@ class FirstThreshold(NamedTuple):
 
     @property
     def is_near(self) -> bool:
-        """Whether the threshold is met, or expected within ``NEAR_S``."""
+        """Whether the threshold is met or near, see ``is_near``."""
         return is_near(self.forecast)
 
 
 def is_near(forecast: ForecastDocument) -> bool:
-    """Return whether a threshold is met, or expected within ``NEAR_S``."""
-    expected_s = forecast.expected_s
-    return forecast.outlook is Outlook.REACHED or (expected_s is not None and expected_s <= NEAR_S)
+    """Return whether a threshold is met, or by ``SETTLED_S`` of readings expected within ``NEAR_S``."""
+    if forecast.outlook is Outlook.REACHED:
+        return True
+    return forecast.expected_s is not None and forecast.expected_s <= NEAR_S and forecast.observed_s >= SETTLED_S
 
 
 def first_threshold(outlooks: Iterable[OutlookDocument], kinds: Collection[ThresholdKind]) -> FirstThreshold | None:

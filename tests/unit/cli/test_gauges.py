@@ -138,8 +138,8 @@ def status(*filesystems: FilesystemStatus, signals: tuple[SignalDocument, ...] =
     """Return the status of a running daemon whose loops act."""
     found = decode((DOCUMENTS / "status.json").read_text(), Status)
     loops = tuple(structs.replace(each, activity="waiting", stuck=False) for each in found.loops)
-    own = {"filesystems": filesystems, "signals": signals, "conditions": (), "loops": loops, "paused": None, **changes}
-    return structs.replace(found, **own)
+    own = {"filesystems": filesystems, "signals": signals, "conditions": (), "loops": loops, "paused": None}
+    return structs.replace(found, **{**own, "outlook": (), **changes})
 
 
 def shown(found: Status, columns: int | None = 120) -> list[str]:
