@@ -271,6 +271,8 @@ def _series(connection: sqlite3.Connection, resource: str, lines: _Lines) -> Ser
     for number, used, size, freeable in connection.execute(
         "SELECT number, used, capacity, freeable FROM samples WHERE resource = ? ORDER BY number", (name,)
     ):
+        if number not in lines:  # recorded after the lines were read
+            continue
         at, boot, is_new = lines[number]
         is_new = is_new or (resets and boot_id not in (None, boot))
         capacity, boot_id = float(size), boot

@@ -53,6 +53,16 @@ def test_lines_are_kept_by_age_in_steps_of_1_10_and_60_minutes(tmp_path: Path) -
     assert minutes(file) == expected
 
 
+def test_lines_recorded_during_a_reading_are_not_part_of_it(tmp_path: Path) -> None:
+    file = SampleFile(tmp_path)
+    file.append([line(1, DISK, MEMORY)])
+    series = file.read_each((DISK, MEMORY))
+    found = [next(series)]
+    file.append([line(2, DISK, MEMORY)])
+    found.extend(series)
+    assert [len(each.samples) for each in found] == [1, 1]
+
+
 def test_a_restarted_agent_continues_the_record_after_an_outage(tmp_path: Path) -> None:
     SampleFile(tmp_path).append([line(1), line(2)])
     assert SampleFile(tmp_path).last_number() == 2
