@@ -119,7 +119,8 @@ def machine(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     kubelet = '{"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1"}'
     for name in ("kubelet.json", "config.yaml"):
         (tmp_path / name).write_text(kubelet)
-    (tmp_path / "fleet.jsonl").write_text("".join(f"{encode_line(each)}\n" for each in fleet(30)))
+    for name, nodes in (("node.jsonl", 1), ("fleet.jsonl", 30)):
+        (tmp_path / name).write_text("".join(f"{encode_line(each)}\n" for each in fleet(nodes)))
     return tmp_path
 
 

@@ -134,7 +134,10 @@ def test_filters_are_completed_with_their_values(given: str, offered: list[str])
 @pytest.mark.parametrize(
     ("filter_text", "listed"),
     [
-        ("trigger=cron", "values: interval, trigger, once, command, control, apply, leaks, undo, eviction"),
+        (
+            "trigger=cron",
+            "values: interval, collect-ahead, trigger, once, command, control, apply, leaks, undo, eviction",
+        ),
         ("scope=image", "values: images, containers, all, leaks, pods, failed-pods"),
         ("result=ok", "complete, nothing-to-do, shortfall"),
         ("reason=old", "unused-too-long"),
@@ -149,7 +152,7 @@ def test_unknown_value_of_the_history_is_refused_with_the_known_ones(filter_text
 @pytest.mark.parametrize(
     ("given", "offered"),
     [
-        ("trigger=co", ["trigger=command", "trigger=control"]),
+        ("trigger=co", ["trigger=collect-ahead", "trigger=command", "trigger=control"]),
         ("scope=f", ["scope=failed-pods"]),
         ("result!=in", ["result!=interrupted"]),
         ("reason=und", ["reason=undo-window-open", "reason=undo"]),

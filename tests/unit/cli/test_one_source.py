@@ -21,7 +21,7 @@ from nodeagent.model.decision import Decision, ItemKind, ReasonCode, Verdict
 from nodeagent.model.runtime import ContainerState
 from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
-from nodeagent.units import format_bytes, format_local_time
+from nodeagent.units import format_bytes, format_local_time, localize_times
 from tests.sim.content import Layer
 from tests.sim.node import PAUSE, SimNode
 from tests.unit.control_node import Node, say, serving
@@ -148,7 +148,7 @@ async def test_space_in_the_undo_window_is_freed_by_the_printed_command(
         _, out, _ = await say(capsys, "gc", "images", *(direct if route == "without a daemon" else ()))
         before_yes, removed = re.split(r"PROMPT Remove 1 image \(imagefs 90% -> \d\d%, frees \S+ MiB\)\?\n", out)
         assert "freed after the undo window of 10m; now with --undo-window 0s" in before_yes
-        until, command = re.findall(r"until (.+?);.*without a daemon: nodeagent (.*)\n", removed)[0]
+        until, command = re.findall(r"until (\S+ \S+ \S+?): .*\n.*without a daemon: nodeagent (.*)\n", removed)[0]
         assert until == format_local_time(sim.now + timedelta(seconds=600))
         sim.collect_garbage()
         kept_bytes = sim.store.used_bytes
@@ -314,7 +314,7 @@ class _Shown:
     async def _check_explanation(self, decision: Decision) -> None:
         shown, screen = await self._explained(decision.id), await self._say("explain", decision.id)
         self._same_decision("explain", shown, decision)
-        assert f"{decision.verdict.value}: {decision.reason.sentence}" in screen
+        assert f"{decision.verdict.value}: {localize_times(decision.reason.sentence)}" in screen
         number, removals = self.plan.decisions.index(decision), self.plan.removals
         place = self.ordered.index(decision.id) + 1 if decision.id in self.ordered else None
         order = place, place and len(self.ordered), min(number, len(removals))

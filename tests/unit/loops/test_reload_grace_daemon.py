@@ -184,7 +184,7 @@ async def test_trigger_during_the_wait_is_a_dry_run() -> None:
     async with daemon() as made:
         await made.set(dry_run=False)
         answer = await made.trigger("containers")
-        assert (answer["result"], answer["dry_run"], made.place.removed) == ("complete", True, [])
+        assert (answer["result"], answer["dry_run"], made.place.removed) == ("dry-run", True, [])
         await made.advance(60)
         made.place.add_garbage()
         assert (await made.trigger("containers"))["dry_run"] is False
