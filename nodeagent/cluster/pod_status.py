@@ -237,12 +237,9 @@ def _ended_pod(event: Mapping[str, object], now: datetime) -> EndedPod | None:
     if not uid:
         return None
     if name == "evicted":
-        message = escape(str(event.get("message") or ""))
-        pod, limited = (
-            (str(event.get("pod_namespace")), str(event.get("pod_name"))),
-            event.get("reason") in STORAGE_LIMITS,
-        )
-        return EndedPod(uid, *pod, pod_status.EVICTED, message, now, is_disruption=not limited)
+        namespace, pod, message = (str(event.get(each) or "") for each in ("pod_namespace", "pod_name", "message"))
+        is_disruption = event.get("reason") not in STORAGE_LIMITS
+        return EndedPod(uid, namespace, pod, pod_status.EVICTED, escape(message), now, is_disruption=is_disruption)
     if name == "pod_stopped" and event.get("outcome") in _STOPPED:
         namespace, _, rest = str(event.get("pod")).partition("/")
         return EndedPod(uid, namespace, rest, pod_status.TERMINATED, pod_status.TERMINATED_MESSAGE, now)
