@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
@@ -17,7 +16,7 @@ from nodeagent.gc import executor, pass_state
 from nodeagent.gc.plan.image_targets import wanted_on
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import GCPolicy, Scope, SpaceGoal
-from nodeagent.host.stalls import wait_for_idle_io
+from nodeagent.host.stalls import IdleDisk
 from nodeagent.model.decision import Accounting, Decision, ItemKind, ReasonCode
 from nodeagent.record import Record
 
@@ -139,7 +138,7 @@ class Collector(Record):
                     clock=self.clock,
                     stop=stop,
                     enough=None if trigger == executor.PassTrigger.EVICTION else self._enough(progress, current),
-                    busy=None if current.ahead_available_bytes is None else partial(wait_for_idle_io, stop),
+                    busy=None if self.dry_run else IdleDisk(stop).wait,
                     on_result=record,
                 )
             except executor.Interrupted as interrupted:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
 
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.model.decision import ReasonCode
 from nodeagent.record import Record, field, replace
 
 if TYPE_CHECKING:
     import asyncio
 
-    from nodeagent.model.decision import Decision, ItemKind, Plan, ReasonCode
+    from nodeagent.model.decision import Decision, ItemKind, Plan
     from nodeagent.model.runtime import FsObservation
     from nodeagent.units import Clock
 
@@ -347,8 +349,8 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
         clock: measures durations.
         stop: event; once set, no further removal starts.
         enough: called before each removal; returns whether the removal is skipped as ``not-needed``.
-        busy: awaited before each removal, all of which are then carried out one at a time; returns the reason to leave
-            this and all later removals to a later pass, else an empty text.
+        busy: awaited before each removal ahead of a forecast; returns the reason to leave this and all later removals
+            to a later pass, else an empty text.
         on_result: called with each result.
 
     Raises:
@@ -362,15 +364,15 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
 
     position = 0
     while position < len(decisions):
-        if reason := await _reason_to_end(stop, busy):
-            results = await _finish(results, removers)
-            raise Interrupted(_with_rest(results, decisions[position:], reason), "", reason)
-        if enough is not None and enough(decisions[position]):
+        if not stop.is_set() and enough is not None and enough(decisions[position]):
             record(Result(decisions[position], Outcome.NOT_NEEDED, "earlier removals freed enough"))
             position += 1
             continue
+        if reason := await _reason_to_end(stop, busy if _is_ahead(decisions[position]) else None):
+            results = await _finish(results, removers)
+            raise Interrupted(_with_rest(results, decisions[position:], reason), "", reason)
         remover = removers[decisions[position].kind]
-        batch = _next_batch(decisions, position, remover, single=busy is not None)
+        batch = _next_batch(decisions, position, remover)
         started_s = clock.monotonic_s()
         try:
             if isinstance(remover, BatchRemover):
@@ -416,17 +418,20 @@ async def _reason_to_end(stop: asyncio.Event, busy: Callable[[], Awaitable[str]]
     return "pass stopped" if stop.is_set() else ""
 
 
-def _next_batch(
-    decisions: Sequence[Decision], position: int, remover: Remover | BatchRemover, *, single: bool
-) -> Sequence[Decision]:
-    """Return the next decisions on one kind of item: up to a batch for a batch remover, or one decision."""
-    kind = decisions[position].kind
-    if single or not isinstance(remover, BatchRemover):
-        return decisions[position : position + 1]
-    end = position + 1
-    while end < len(decisions) and end < position + remover.batch_size and decisions[end].kind is kind:
-        end += 1
-    return decisions[position:end]
+def _is_ahead(decision: Decision) -> bool:
+    return decision.reason.code is ReasonCode.COLLECT_AHEAD
+
+
+def _next_batch(decisions: Sequence[Decision], position: int, remover: Remover | BatchRemover) -> Sequence[Decision]:
+    """Return the next decisions on one kind of item: up to a batch for a batch remover, otherwise one decision.
+
+    A removal ahead of a forecast is never in a batch.
+    """
+    first = decisions[position]
+    if not isinstance(remover, BatchRemover) or _is_ahead(first):
+        return (first,)
+    batch = decisions[position : position + remover.batch_size]
+    return tuple(takewhile(lambda each: each.kind is first.kind and not _is_ahead(each), batch))
 
 
 async def _finish(results: list[Result], removers: Mapping[ItemKind, Remover | BatchRemover]) -> list[Result]:

@@ -41,23 +41,31 @@ def read_stall_averages(path: Path) -> Mapping[str, float]:
     return found
 
 
-async def wait_for_idle_io(stop: asyncio.Event, root: Path = _ROOT) -> str:
-    """Wait for disks without stalls of tasks, at most a minute; return the reason to postpone work, empty on success.
+class IdleDisk:
+    """Waits of a pass for disks without stalls of tasks, a minute in total: a long pass would observe no image use."""
 
-    Without PSI, or with an unreadable average, there is no wait. ``stop`` ends the wait without success.
-    """
-    waited_s = 0.0
-    while True:
-        stalled = 0.0
-        with suppress(ObservationError):
-            stalled = read_stall_averages(root / "proc/pressure/io").get("some", 0.0)
-        if stop.is_set():
-            return "pass stopped"
-        if stalled < IDLE_BELOW_PERCENT:
-            return ""
-        if waited_s >= _WITHIN_S:
-            return f"postponed: tasks waited for a disk in {stalled:g}% of the last 10s, limit {IDLE_BELOW_PERCENT:g}%"
-        waited_s += _POLL_S
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_POLL_S):
-                await stop.wait()
+    def __init__(self, stop: asyncio.Event, root: Path = _ROOT) -> None:
+        """Create the waits of a pass, which ``stop`` ends without success."""
+        self._stop = stop
+        self._path = root / "proc/pressure/io"
+        self._waited_s = 0.0
+
+    async def wait(self) -> str:
+        """Wait for an idle disk; return the reason to postpone work, empty on success.
+
+        Without PSI, or with an unreadable average, there is no wait.
+        """
+        while not self._stop.is_set():
+            stalled = 0.0
+            with suppress(ObservationError):
+                stalled = read_stall_averages(self._path).get("some", 0.0)
+            if stalled < IDLE_BELOW_PERCENT:
+                return ""
+            if self._waited_s >= _WITHIN_S:
+                limit = f"limit {IDLE_BELOW_PERCENT:g}%"
+                return f"postponed: tasks waited for a disk in {stalled:g}% of the last 10s, {limit}"
+            self._waited_s += _POLL_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._stop.wait()
+        return "pass stopped"

@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from nodeagent.gc import agent_parts, collector
+from nodeagent.gc import agent_parts
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.host.processes import is_running
+from nodeagent.host.stalls import IdleDisk
 from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.store.history import History
 from nodeagent.trend.plan.forecast import Forecast, Threshold
@@ -19,7 +20,6 @@ from tests.sim.filesystem import SimFilesystem
 from tests.unit.daemon_node import Daemon, place
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator
 
 HOUR_S = 3600.0
@@ -27,7 +27,7 @@ IMAGES = 12
 RATE = 8 * GIB / HOUR_S
 
 
-async def idle(_stop: asyncio.Event) -> str:
+async def idle(_disk: IdleDisk) -> str:
     return ""
 
 
@@ -44,7 +44,7 @@ async def growing(**settings: object) -> AsyncIterator[Daemon]:
         read = SimFilesystem(made.sim).read_node_filesystem
         with (
             mock.patch.object(agent_parts, "read_filesystem", read),
-            mock.patch.object(collector, "wait_for_idle_io", idle),
+            mock.patch.object(IdleDisk, "wait", idle),
         ):
             async with made.daemon() as daemon:
                 for _ in range(8):

@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.gc import collector
-from nodeagent.gc.executor import Outcome, PassEnd
+from nodeagent.gc.executor import DryRunRemover, Interrupted, Outcome, PassEnd, carry_out
 from nodeagent.gc.plan.policy import GCPolicy, ImageGCPolicy, Scope
+from nodeagent.host.stalls import IdleDisk
+from nodeagent.model.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.model.node import CollectionForecast
 from nodeagent.model.pressure import FilesystemLayout
 from nodeagent.record import replace
 from nodeagent.trend.plan.forecast import Sample
 from nodeagent.trend.plan.outlook import TrendPolicy, outlook_of
 from nodeagent.trend.recorder import TrendState
+from tests.sim.clock import START
 from tests.sim.content import Layer
 from tests.sim.node import SimNode
 from tests.sim.scenario import Scenario
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -92,10 +95,10 @@ class Growth:
 
 @pytest.fixture(autouse=True)
 def idle_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def idle(_stop: asyncio.Event) -> str:
+    async def idle(_disk: IdleDisk) -> str:
         return ""
 
-    monkeypatch.setattr(collector, "wait_for_idle_io", idle)
+    monkeypatch.setattr(IdleDisk, "wait", idle)
 
 
 async def grow(rig: Opener, policy: ImageGCPolicy, hours: float, pulls: Callable[[int], bool] = regularly) -> Growth:
@@ -175,10 +178,10 @@ async def test_images_are_removed_one_at_a_time_until_the_disk_is_busy(
 ) -> None:
     answers = iter(["", "", "postponed: busy"])
 
-    async def busy(_stop: asyncio.Event) -> str:
+    async def busy(_disk: IdleDisk) -> str:
         return next(answers)
 
-    monkeypatch.setattr(collector, "wait_for_idle_io", busy)
+    monkeypatch.setattr(IdleDisk, "wait", busy)
     async with due(rig, bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         assert len(preview.removals) > 3
@@ -187,6 +190,40 @@ async def test_images_are_removed_one_at_a_time_until_the_disk_is_busy(
     assert (report.end, report.end_detail) == (PassEnd.CANCELLED, "postponed: busy")
     assert [each.outcome for each in report.results[:3]] == [Outcome.DONE, Outcome.DONE, Outcome.NOT_ATTEMPTED]
     assert left == OLD - 2
+
+
+@pytest.mark.parametrize("code", [each for each in ReasonCode if each is not ReasonCode.COLLECT_AHEAD])
+async def test_only_removals_ahead_of_a_forecast_wait_for_an_idle_disk(code: ReasonCode) -> None:
+    async def busy() -> str:
+        return "postponed: busy"
+
+    def decision(number: int, code: ReasonCode) -> Decision:
+        return Decision(ItemKind.IMAGE, str(number), str(number), Verdict.REMOVE, Reason(code), 1)
+
+    decisions = [decision(0, code), decision(1, code), decision(2, ReasonCode.COLLECT_AHEAD), decision(3, code)]
+    with pytest.raises(Interrupted) as raised:
+        await carry_out(
+            decisions,
+            dict.fromkeys(ItemKind, DryRunRemover()),
+            clock=ManualClock(START),
+            stop=asyncio.Event(),
+            busy=busy,
+        )
+    assert raised.value.reason == "postponed: busy"
+    outcomes = [each.outcome for each in raised.value.results]
+    assert outcomes == [Outcome.DRY_RUN, Outcome.DRY_RUN, Outcome.NOT_ATTEMPTED, Outcome.NOT_ATTEMPTED]
+
+
+async def test_a_dry_run_does_not_wait_for_an_idle_disk(rig: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def busy(_disk: IdleDisk) -> str:
+        return "postponed: busy"
+
+    monkeypatch.setattr(IdleDisk, "wait", busy)
+    async with due(rig, dry_run=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        report = await made.collector.run(preview, trigger="interval", stop=asyncio.Event())
+    assert report.end is PassEnd.COMPLETE
+    assert {each.outcome for each in report.results} == {Outcome.DRY_RUN}
 
 
 async def test_removals_end_once_the_measured_space_is_enough(rig: Opener) -> None:

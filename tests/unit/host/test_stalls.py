@@ -34,7 +34,7 @@ def test_averages_are_those_of_ten_seconds(tmp_path: Path) -> None:
 async def test_work_on_an_idle_disk_or_without_averages_does_not_wait(tmp_path: Path, average: str | None) -> None:
     if average is not None:
         write(tmp_path, average)
-    assert await stalls.wait_for_idle_io(asyncio.Event(), tmp_path) == ""
+    assert await stalls.IdleDisk(asyncio.Event(), tmp_path).wait() == ""
 
 
 async def test_work_is_postponed_while_the_disk_remains_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,13 +42,22 @@ async def test_work_is_postponed_while_the_disk_remains_busy(tmp_path: Path, mon
     monkeypatch.setattr(stalls, "_WITHIN_S", 0.02)
     write(tmp_path, "35.50")
     expected = "postponed: tasks waited for a disk in 35.5% of the last 10s, limit 10%"
-    assert await stalls.wait_for_idle_io(asyncio.Event(), tmp_path) == expected
+    assert await stalls.IdleDisk(asyncio.Event(), tmp_path).wait() == expected
+
+
+async def test_waits_of_a_pass_have_a_limit_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stalls, "_POLL_S", 0.01)
+    monkeypatch.setattr(stalls, "_WITHIN_S", 0.05)
+    busy = [True, True, False] * 5  # idle within the limit before each removal
+    monkeypatch.setattr(stalls, "read_stall_averages", lambda _: {"some": 50.0 if busy.pop(0) else 0.0})
+    disk = stalls.IdleDisk(asyncio.Event(), tmp_path)
+    assert [(await disk.wait())[:9] for _ in range(5)] == ["", "", "postponed", "", "postponed"]
 
 
 async def test_stop_request_ends_the_wait(tmp_path: Path) -> None:
     write(tmp_path, "35.50")
     stop = asyncio.Event()
-    wait = asyncio.create_task(stalls.wait_for_idle_io(stop, tmp_path))
+    wait = asyncio.create_task(stalls.IdleDisk(stop, tmp_path).wait())
     await asyncio.sleep(0)
     stop.set()
     assert await asyncio.wait_for(wait, 1) == "pass stopped"
