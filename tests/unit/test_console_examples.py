@@ -128,7 +128,8 @@ def run_agent(arguments: list[str], machine: Path) -> None:
     """Run a command of the agent, with file arguments replaced by files in ``machine``; check its exit code."""
     if arguments[0] in _RUN_ELSEWHERE and "--dry-run" not in arguments:
         return
-    places = {each.name: str(each) for each in (*machine.iterdir(), machine / "base")}
+    written = (machine / each for each in ("base", "node.html", "fleet.html"))
+    places = {each.name: str(each) for each in (*machine.iterdir(), *written)}
     given = [places.get(Path(each).name, each) for each in arguments]
     if given[:2] == ["config", "import"] and given[2].startswith("--"):
         given.insert(2, places["kubelet.json"])  # the test machine has no kubelet configuration
