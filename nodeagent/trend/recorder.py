@@ -48,6 +48,8 @@ _LONG_EVERY: Final = 15
 """Lines from which the outlook is computed less often, and lines from one computation to the next."""
 _MOVED: Final = 0.01
 """Change of the use, as a share of the capacity, after which the outlook of a resource is computed at once."""
+_CURRENT: Final = 60
+"""Newest lines in which a resource with an outlook has a reading; a filesystem may hang for less."""
 _IMAGES_KEPT_S: Final = 3600.0
 _PODS_WITHIN_S: Final = 20.0
 _IMAGE_RESOURCES: Final = (Signal.NODEFS_AVAILABLE.value, Signal.IMAGEFS_AVAILABLE.value)
@@ -261,12 +263,15 @@ def moved_resources(outlook: Iterable[ResourceOutlook], readings: Iterable[Resou
 def outlook_of_file(
     file: SampleFile, policy: TrendPolicy, now: datetime, resources: Collection[str] | None = None
 ) -> tuple[ResourceOutlook, ...]:
-    """Return the outlook of each recorded resource, or of some.
+    """Return the outlook of each resource that is still read, or of some.
+
+    A resource without a reading in the newest 60 lines is omitted: the node no longer has it, such as swap after
+    ``swapoff``. After fewer lines its forecast is unknown.
 
     Raises:
         StoreError: the file cannot be read.
     """
-    series = file.read_each(file.read_names() if resources is None else resources)
+    series = file.read_each(file.read_names(_CURRENT) if resources is None else resources)
     found = (outlook_of(each.resource, each.capacity, each.samples, policy, now) for each in series)
     return tuple(each for each in found if each is not None)
 

@@ -139,8 +139,8 @@ class SampleFile:
         """
         return tuple(self.read_each(self.read_names()))
 
-    def read_names(self) -> tuple[str, ...]:
-        """Return the names of the resources, sorted.
+    def read_names(self, newest: int = _KEPT[0][1]) -> tuple[str, ...]:
+        """Return the names of the resources with a reading in the newest lines, sorted; by default of all lines.
 
         Raises:
             StoreError: the file cannot be read, or a newer version of the agent wrote it.
@@ -148,7 +148,9 @@ class SampleFile:
         with self._reading() as connection:
             if connection is None:
                 return ()
-            names = connection.execute("SELECT DISTINCT resource FROM samples").fetchall()
+            names = connection.execute(
+                "SELECT DISTINCT resource FROM samples WHERE number > (SELECT max(number) FROM lines) - ?", (newest,)
+            ).fetchall()
         return tuple(sorted(stored_text(name) for (name,) in names))
 
     def read_each(self, resources: Iterable[str]) -> Iterator[Series]:

@@ -220,6 +220,23 @@ def events(node: Node) -> list[str]:
     return [each for each in found if each.startswith("shortage_")]
 
 
+async def test_a_resource_that_is_no_longer_read_is_unknown_for_an_hour_and_then_not_part_of_the_outlook(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    async with node.task() as (task, context, agent):
+        fill(node, SampleFile(agent.settings.state_directory), 120, from_share=0.2, per_hour=0.2)
+        await node.record(task, 30)
+        outlook = {each.resource: each for each in context.trend.outlook}
+        assert {each.outlook for each in outlook[GROWING].forecasts} == {Outlook.UNKNOWN}
+        assert GROWING in context.trend.lasting
+        await node.record(task, 35)
+        assert "memory.available" in {each.resource for each in context.trend.outlook}
+        assert GROWING not in {each.resource for each in context.trend.outlook}
+    assert events(node) == ["shortage_expected", "shortage_not_expected"]
+    assert GROWING in SampleFile(node.state).read_names()
+
+
 async def test_too_few_readings_are_unknown_and_no_shortage(tmp_path: Path) -> None:
     node = Node(tmp_path)
     async with node.task() as (task, context, _):

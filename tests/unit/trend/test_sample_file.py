@@ -148,6 +148,16 @@ def test_a_series_is_read_alone(tmp_path: Path) -> None:
     assert [each.resource for each in file.read_each([DISK])] == [DISK]
 
 
+@pytest.mark.parametrize(("missing", "is_current"), [(59, True), (60, False)])
+def test_a_resource_without_a_reading_in_the_newest_lines_is_recorded_and_not_current(
+    tmp_path: Path, missing: int, is_current: bool
+) -> None:
+    file = SampleFile(tmp_path)
+    file.append([line(1, DISK, MEMORY), *(line(2 + number, MEMORY) for number in range(missing))])
+    assert file.read_names() == (MEMORY, DISK)
+    assert file.read_names(newest=60) == ((MEMORY, DISK) if is_current else (MEMORY,))
+
+
 def test_a_file_of_a_newer_version_is_neither_read_nor_changed(tmp_path: Path) -> None:
     file = SampleFile(tmp_path)
     file.append([line(1)])
