@@ -60,7 +60,11 @@ def grown_by(outlooks: Iterable[OutlookDocument], parts: Collection[str]) -> tup
     outlooks = tuple(outlooks)
     own = [(each, tuple(one for one in each.growth if one.part in parts)) for each in outlooks]
     found = tuple(structs.replace(each, growth=growth) for each, growth in own if growth)
-    return found or tuple(each for each in outlooks if all(one.outlook is Outlook.UNKNOWN for one in each.forecasts))
+    if found:
+        return found
+    return tuple(
+        each for each in outlooks if each.forecasts and all(one.outlook is Outlook.UNKNOWN for one in each.forecasts)
+    )
 
 
 async def trend_document(agent: Agent, layout: SignalLayout, resource: str, seconds: float) -> Trend:

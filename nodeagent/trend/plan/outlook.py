@@ -73,7 +73,7 @@ def thresholds_of(resource: str, capacity: float, policy: TrendPolicy) -> tuple[
     """Return the thresholds of a resource by increasing use; none for a stall signal.
 
     Image GC starts by the use itself. Pods are evicted, and a filesystem is full, only once images no longer free
-    enough.
+    enough. Full swap is no shortage by itself: the kernel keeps idle pages there for as long as they are not read.
     """
     if ".psi." in resource:
         return ()
@@ -88,7 +88,8 @@ def thresholds_of(resource: str, capacity: float, policy: TrendPolicy) -> tuple[
         if recorded_as(each.signal, policy.layout, each.measurand.path) == resource:
             kind = ThresholdKind.HARD if each.hard else ThresholdKind.SOFT
             found.append(Threshold(kind, capacity - each.limit(capacity), after_collection=collects))
-    found.append(Threshold(ThresholdKind.FULL, capacity, after_collection=collects))
+    if resource != Signal.SWAP_FREE:
+        found.append(Threshold(ThresholdKind.FULL, capacity, after_collection=collects))
     return tuple(sorted(set(found), key=lambda each: (each.used, each.name)))
 
 
