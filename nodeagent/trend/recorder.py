@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +31,7 @@ from nodeagent.trend.shortage import expected_shortage, first_shortages, follow_
 from nodeagent.trend.words import shortage_words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from datetime import datetime
 
     from nodeagent.daemon.context import DaemonContext
@@ -131,19 +131,26 @@ class RecorderTask:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Record a line a minute until stopped; write the lines of the last minutes at the end."""
-        with suppress(StoreError):  # reported by the first write
+        with self._logged_errors(), suppress(StoreError):  # reported by the first write
             self._written = await asyncio.to_thread(self._file.last_number)
         while not stop.is_set():
             started_s = self._clock.monotonic_s()
-            try:
+            with self._logged_errors():
                 await self.step()
-            except Exception as error:  # noqa: BLE001 - no error of the record may end the daemon
-                self._pending = self._pending[-PARTS_EVERY:]
-                self._states.log_once(
-                    "trend_not_recorded", {"error": repr(error)}, state=stable(repr(error)), level="exception"
-                )
             await wait_for_any(max(1.0, EVERY_S - (self._clock.monotonic_s() - started_s)), stop)
-        await self._write()
+        with self._logged_errors():
+            await self._write()
+
+    @contextmanager
+    def _logged_errors(self) -> Iterator[None]:
+        """Log an error of the block once, and keep only the newest pending lines."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - no error of the record may end the daemon
+            self._pending = self._pending[-PARTS_EVERY:]
+            self._states.log_once(
+                "trend_not_recorded", {"error": repr(error)}, state=stable(repr(error)), level="exception"
+            )
 
     async def step(self) -> None:
         """Record one line; after every fifth line, and before the first outlook, write the lines and make the outlook.

@@ -194,18 +194,28 @@ class SampleFile:
             with closing(open_for_reading(self.path)) as connection:
                 connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
                 yield connection if check_version(connection, len(MIGRATIONS)) else None
-        except (OSError, sqlite3.DatabaseError, ValueError, OverflowError) as error:
+        except (OSError, sqlite3.DatabaseError, ValueError, OverflowError, TypeError) as error:
             raise StoreError(f"cannot read {self.path}: {error}") from error
 
 
 _Newest = tuple[int, ClockReading] | None
+_LARGEST_NUMBER: Final = 1 << 62
+"""Larger than any number of a line."""
 
 
 def _newest(connection: sqlite3.Connection) -> _Newest:
     row = connection.execute(
         "SELECT number, boot_id, boottime_s, at_us FROM lines ORDER BY number DESC LIMIT 1"
     ).fetchone()
-    return None if row is None else (int(row[0]), ClockReading(str(row[1]), float(row[2]), moment(row[3])))
+    if row is None:
+        return None
+    number, boot_id, boottime_s, at_us = row
+    if number >= _LARGEST_NUMBER:
+        raise sqlite3.DatabaseError(f"malformed: line {number}")
+    try:
+        return number, ClockReading(str(boot_id), float(boottime_s), moment(at_us))
+    except (ValueError, OverflowError, TypeError) as error:
+        raise sqlite3.DatabaseError(f"malformed: {error}") from error
 
 
 def _insert(connection: sqlite3.Connection, line: RecordedLine, newest: _Newest) -> tuple[int, ClockReading]:

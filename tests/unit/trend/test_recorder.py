@@ -162,6 +162,24 @@ async def test_an_unexpected_error_is_logged_once_and_ends_neither_the_task_nor_
     assert node.stream.getvalue().count('"trend_not_recorded"') == 1
 
 
+@pytest.mark.parametrize("failing", ["last_number", "append"])
+async def test_a_thread_that_cannot_be_started_ends_neither_the_task_nor_the_daemon(
+    tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(SampleFile, failing, fail)
+    node = Node(tmp_path)
+    async with node.task() as (task, _, _):
+        task.step = task._record  # type: ignore[assignment,method-assign] # noqa: SLF001
+        stop = asyncio.Event()
+        await task.step()
+        stop.set()
+        await asyncio.wait_for(task.run(stop), 30)
+    assert node.stream.getvalue().count('"trend_not_recorded"') == 1
+
+
 async def test_the_outlook_has_every_resource_with_the_thresholds_of_all_its_signals(tmp_path: Path) -> None:
     node = Node(tmp_path)
     async with node.task() as (task, context, _):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, strategies as st
 
 from nodeagent.errors import StoreError
 from nodeagent.model.outlook import GrowthCategory
@@ -127,6 +129,40 @@ def test_a_corrupt_file_is_set_aside_and_a_new_record_begins(tmp_path: Path) -> 
         file.read()
     assert "quarantined" in file.append([line(1)])
     assert minutes(file) == [1]
+
+
+COLUMNS = {
+    "lines": ("number", "at_us", "boot_id", "boottime_s", "jumped"),
+    "samples": ("resource", "number", "used", "capacity", "freeable"),
+    "parts": ("resource", "number", "part", "amount"),
+}
+
+
+@pytest.mark.parametrize(("table", "column"), [(table, each) for table, found in COLUMNS.items() for each in found])
+@given(
+    damage=st.one_of(
+        st.binary(max_size=9),
+        st.text("0a-", max_size=3),
+        st.floats(),
+        st.integers(-(2**63), 2**63 - 1),
+        st.sampled_from([2**63 - 1, 10**18, -(2**63), 1e300, b"12"]),
+    )
+)
+def test_any_damaged_value_of_the_newest_line_is_a_store_error_or_replaced(
+    tmp_path_factory: pytest.TempPathFactory, table: str, column: str, damage: object
+) -> None:
+    file = SampleFile(tmp_path_factory.mktemp("state"))
+    file.append([line(1, parts={"a": 1.0}), line(2, parts={"a": 1.0})])
+    with closing(sqlite3.connect(file.path)) as connection, suppress(sqlite3.IntegrityError):
+        connection.execute(f"UPDATE {table} SET {column} = ? WHERE number = 2", (damage,))
+        connection.commit()
+    for read in (file.last_number, file.read_names, file.read, partial(file.read_boots, MIDNIGHT)):
+        with suppress(StoreError):
+            read()
+    file.append([line(3, parts={"a": 1.0})])
+    assert file.last_number() > 0
+    if table == "lines":
+        assert minutes(file)[-1] == 3
 
 
 @pytest.mark.parametrize(
