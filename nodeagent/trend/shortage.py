@@ -69,6 +69,8 @@ def expected_shortage(
 ) -> ExpectedShortage | None:
     """Return whether a shortage is expected; ``None`` without forecasts.
 
+    A near shortage precedes one that lasts, and both precede the resources whose forecast is unknown.
+
     Args:
         shortages: first shortage of each resource.
         lasting: resources whose shortages last, see ``follow_shortages``.
@@ -79,8 +81,10 @@ def expected_shortage(
         return None
     near = [each for each in known if each.is_near]
     unknown = [each for each in known if each.forecast.outlook is Outlook.UNKNOWN]
-    shown = near or unknown or [each for each in known if each.outlook.resource in lasting]
-    return ExpectedShortage(None if unknown and not near else bool(shown), "; ".join(map(describe, shown)))
+    ending = [each for each in known if each.outlook.resource in lasting and not near]
+    words = [f"expected earlier, now {describe(each)}" for each in ending] or map(describe, near or unknown)
+    is_expected = bool(near or ending)
+    return ExpectedShortage(None if unknown and not is_expected else is_expected, "; ".join(words))
 
 
 def follow_shortages(

@@ -125,13 +125,19 @@ def test_a_forecast_that_changes_every_five_minutes_is_one_shortage(near: list[b
     ("forecasts", "lasting", "is_expected", "detail"),
     [
         ([SOON, hard(**UNKNOWN)], [], True, "r0"),
-        ([LATE, hard(**UNKNOWN)], ["r0"], None, "r1"),
-        ([LATE, hard(**NO_TREND)], ["r0"], True, "r0"),
+        ([LATE, hard(**UNKNOWN)], [], None, "r1"),
+        ([LATE, hard(**UNKNOWN)], ["r0"], True, "expected earlier, now r0"),
+        ([LATE, hard(**UNKNOWN)], ["r1"], True, "expected earlier, now r1"),
+        ([LATE, hard(**NO_TREND)], ["r1"], True, "expected earlier, now r1"),
+        ([SOON, hard(**NO_TREND)], ["r0", "r1"], True, "r0"),
         ([LATE, hard(**NO_TREND)], [], False, ""),
         ([SOON, SOON], [], True, "r0; r1"),
     ],
-    ids=["near beside unknown", "unknown", "lasting", "none", "two"],
-)
+    ids=[
+        "near beside unknown", "unknown", "lasting beside unknown", "lasting and unknown", "lasting",
+        "near beside lasting", "none", "two",
+    ],
+)  # fmt: skip
 def test_whether_a_shortage_is_expected(
     forecasts: Sequence[ForecastDocument], lasting: Sequence[str], is_expected: bool | None, detail: str
 ) -> None:
