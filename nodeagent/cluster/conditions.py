@@ -61,7 +61,7 @@ class ConditionsTask(SessionTask):
             wait_s = self.poll_s
             try:
                 results = loop_results(self._context)
-                shortage = self._context.trend.shortage
+                shortage = self._context.trend.shortage_at(clock.now())
                 conditions = own_conditions(results, memory.conditions or (), clock.now(), shortage=shortage)
                 if is_due(memory, conditions, clock.monotonic_s()):
                     if not identified:

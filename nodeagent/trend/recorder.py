@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, StoreError
@@ -12,7 +13,7 @@ from nodeagent.eviction.signals import EvictionSignalReader, LayoutCache, Signal
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.loops.passes import wait_for_any
 from nodeagent.model.node import CollectionForecast
-from nodeagent.model.outlook import ThresholdKind
+from nodeagent.model.outlook import ExpectedShortage, ThresholdKind
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.record import Record
 from nodeagent.telemetry.logging import StateLog, stable
@@ -29,6 +30,7 @@ from nodeagent.trend.plan.readings import (
 from nodeagent.trend.sample_file import PARTS_EVERY, RecordedLine, SampleFile
 from nodeagent.trend.shortage import expected_shortage, first_shortages, follow_shortages
 from nodeagent.trend.words import shortage_words
+from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
     from nodeagent.gc.plan.policy import ImageGCPolicy
     from nodeagent.model.node import NodeSnapshot
-    from nodeagent.model.outlook import ExpectedShortage
     from nodeagent.settings.settings import Settings
     from nodeagent.trend.plan.readings import ResourceReading
 
@@ -48,6 +49,8 @@ _LONG_EVERY: Final = 15
 """Lines from which the outlook is computed less often, and lines from one computation to the next."""
 _MOVED: Final = 0.01
 """Change of the use, as a share of the capacity, after which the outlook of a resource is computed at once."""
+_IN_FORCE: Final = timedelta(minutes=30)
+"""Maximum age of the newest reading of an outlook: twice the longest time from one computation to the next."""
 _CURRENT: Final = 60
 """Newest lines in which a resource with an outlook has a reading; a filesystem may hang for less."""
 _IMAGES_KEPT_S: Final = 3600.0
@@ -74,10 +77,10 @@ class TrendState:
 
     Attributes:
         images: images of the last pass of image GC; ``None`` before the first.
-        outlook: outlook of each resource; empty before the first.
+        outlook: last outlook of each resource; empty before the first.
         parts: last amounts by resource and part, with which the fastest growing parts are found.
         lasting: expected shortages, see ``follow_shortages``.
-        shortage: whether a shortage is expected; ``None`` before the first outlook.
+        shortage: whether a shortage is expected by the last outlook; ``None`` before the first.
         collected_at: wall time of the last pass of image GC that removed something; ``None`` before the first.
     """
 
@@ -88,17 +91,33 @@ class TrendState:
     shortage: ExpectedShortage | None = None
     collected_at: datetime | None = None
 
+    def outlook_at(self, now: datetime) -> tuple[ResourceOutlook, ...]:
+        """Return the outlook in force at a time.
+
+        Empty before the first outlook, and if no resource has a reading within 30 minutes of this time: the recorder
+        has ended, or cannot write the record.
+        """
+        is_in_force = any(abs(now - each.observed_at) <= _IN_FORCE for each in self.outlook)
+        return self.outlook if is_in_force else ()
+
+    def shortage_at(self, now: datetime) -> ExpectedShortage | None:
+        """Return whether a shortage is expected by the outlook in force at a time; ``None`` before the first."""
+        if self.shortage is not None and self.outlook_at(now) != self.outlook:
+            return ExpectedShortage(None, f"no resource was recorded for {format_duration(_IN_FORCE.seconds)}")
+        return self.shortage
+
     def collection_forecast(self) -> CollectionForecast | None:
-        """Return the growth until image GC starts for bytes.
+        """Return the growth until image GC starts for bytes; its user compares its time with the current one.
 
         ``None`` without a trend, and until the forecast has a reading after the last collection, whose effect is
-        unknown.
+        unknown. A collection long after the last reading was before the clock was set back.
         """
         for each in self.outlook:
             for found in each.forecasts if each.resource in _IMAGE_RESOURCES else ():
                 if found.threshold.name is not ThresholdKind.COLLECTION:
                     continue
-                if found.rate_per_s and (self.collected_at is None or each.observed_at > self.collected_at):
+                at = self.collected_at
+                if found.rate_per_s and (at is None or not each.observed_at <= at <= each.observed_at + _IN_FORCE):
                     return CollectionForecast(each.observed_at, found.rate_per_s)
         return None
 
@@ -162,7 +181,8 @@ class RecorderTask:
         if (self._written + len(self._pending)) % PARTS_EVERY == 0 or not self._state.outlook:
             readings = self._pending[-1].readings
             await self._write()
-            is_due = self._written < _LONG or self._written % _LONG_EVERY < PARTS_EVERY or not self._state.outlook
+            is_first = not self._state.outlook_at(self._agent.clock.now())
+            is_due = is_first or self._written < _LONG or self._written % _LONG_EVERY < PARTS_EVERY
             moved = None if is_due else moved_resources(self._state.outlook, readings)
             if moved != ():
                 await self._update_outlook(layout, moved)

@@ -227,7 +227,7 @@ class Exposition(Collector):
 
         Of two thresholds of a kind, the earlier counts.
         """
-        for outlook in self._context.trend.outlook:
+        for outlook in self._context.trend.outlook_at(self._context.clock.now()):
             for each in sorted(outlook.forecasts, key=lambda one: -(one.expected_s or 0.0)):
                 if each.outlook in (Outlook.RANGE, Outlook.REACHED):
                     labels = (outlook.resource, each.threshold.name)

@@ -17,6 +17,7 @@ from nodeagent.doctor.plan.node import Grade
 from nodeagent.eviction.documents import EvictionPreview, Pressure, SignalDocument, ThresholdDocument
 from nodeagent.gc.documents.passes import ExplanationDocument
 from nodeagent.model.pressure import FilesystemLayout, Signal
+from nodeagent.record import replace
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.trend.plan.outlook import TrendPolicy
 from nodeagent.trend.plan.readings import ResourceReading
@@ -232,6 +233,17 @@ async def test_explain_has_the_growth_of_the_item_only_with_and_without_the_daem
         _, out, _ = await say(capsys, "explain", name, *option)
         assert f"growth: {parts[0]}: " in " ".join(out.split())
     assert "web-2" not in out
+
+
+async def test_documents_of_a_daemon_have_no_outlook_of_an_ended_record(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.context.trend.outlook = tuple(
+        replace(each, observed_at=each.observed_at - timedelta(hours=1)) for each in node.context.trend.outlook
+    )
+    for words in ("evict --dry-run", "pressure", "status"):
+        _, out, _ = await say(capsys, *words.split(), "-o", "json")
+        assert json.loads(out)["outlook"] == [], words
 
 
 async def test_explain_says_that_the_growth_is_unknown(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from nodeagent.cluster.conditions import ConditionsTask
 from nodeagent.cluster.plan.conditions import SHORTAGE_TYPE
 from nodeagent.model.kubernetes import Machine
 from nodeagent.model.outlook import ExpectedShortage
+from nodeagent.trend.plan.outlook import ResourceOutlook
 from tests.support.api_server import NODES, ApiServer, Fault, serving_api
 from tests.unit.cluster.tasks import context_of, running as run_task, settings_with, until
 
@@ -97,6 +99,9 @@ async def test_expected_shortage_is_a_condition_that_changes_and_is_removed(
                 context.trend.shortage = shortage
                 await until(lambda: conditions(api).get(SHORTAGE_TYPE, {}).get("status") == status)  # noqa: B023
                 assert conditions(api)[SHORTAGE_TYPE]["message"] == shortage.detail
+            old = context.clock.now() - timedelta(hours=1)
+            context.trend.outlook = (ResourceOutlook("nodefs.available", 1.0, 2.0, old, (), (), ()),)
+            await until(lambda: conditions(api)[SHORTAGE_TYPE]["status"] == "Unknown")
             context.settings = publishing(authority, url, tmp_path, publish_conditions=False)
             await until(lambda: SHORTAGE_TYPE not in conditions(api))
     assert api.node["status"]["conditions"] == KUBELET

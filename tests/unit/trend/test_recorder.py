@@ -16,7 +16,7 @@ from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.model.node import CollectionForecast
-from nodeagent.model.outlook import Outlook, ThresholdKind
+from nodeagent.model.outlook import ExpectedShortage, Outlook, ThresholdKind
 from nodeagent.settings.loading import load
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.telemetry import logging as log
@@ -286,6 +286,33 @@ def test_growth_until_collection_is_that_of_a_forecast_after_the_last_collection
     outlook = (ResourceOutlook(resource, 50.0, 100.0, START, (made,), (), ()),)
     expected = CollectionForecast(START, 2.0) if found else None
     assert TrendState(outlook=outlook, collected_at=collected_at).collection_forecast() == expected
+
+
+def test_growth_after_a_collection_is_known_again_after_the_clock_was_set_back() -> None:
+    made = Forecast(Threshold(ThresholdKind.COLLECTION, 90.0, after_collection=False), Outlook.RANGE, rate_per_s=2.0)
+    outlook = (ResourceOutlook("nodefs.available", 50.0, 100.0, START, (made,), (), ()),)
+    state = TrendState(outlook=outlook, collected_at=START + timedelta(days=1))
+    assert state.collection_forecast() == CollectionForecast(START, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "in_force"),
+    [(0, True), (1800, True), (1801, False), (-86_400, False)],
+    ids=["new", "30m", "old", "ahead"],
+)
+def test_an_outlook_without_a_reading_for_30_minutes_is_unknown(age_s: int, *, in_force: bool) -> None:
+    now, expected = START + timedelta(seconds=age_s), ExpectedShortage(True, "nodefs: full")
+    hanging = ResourceOutlook("imagefs.available", 50.0, 100.0, START - timedelta(seconds=3000), (), (), ())
+    outlook = (hanging, ResourceOutlook("nodefs.available", 50.0, 100.0, START, (), (), ()))
+    state = TrendState(outlook=outlook, shortage=expected)
+    assert state.outlook_at(now) == (outlook if in_force else ())
+    assert state.shortage_at(now) == (
+        expected if in_force else ExpectedShortage(None, "no resource was recorded for 30m")
+    )
+
+
+def test_before_the_first_outlook_no_shortage_is_stated() -> None:
+    assert TrendState().shortage_at(START) is None
 
 
 @pytest.mark.parametrize("outlook", [Outlook.REACHED, Outlook.NO_TREND, Outlook.UNKNOWN])

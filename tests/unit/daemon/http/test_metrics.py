@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -390,6 +390,14 @@ async def test_forecasts_are_exposed_by_threshold_and_the_earlier_of_two_hard_on
         "nodeagent_threshold_forecast_seconds nodefs.available collection": 0,
         "nodeagent_threshold_forecast_seconds nodefs.available hard": 3600,
     }
+
+
+async def test_an_outlook_of_an_ended_record_is_not_exposed() -> None:
+    clock = ManualClock(T0)
+    made = context(clock)
+    made.trend.outlook = (outlook(expected(HARD, Outlook.RANGE, 3600.0)),)
+    clock.wall += timedelta(hours=1)
+    assert not any(each.startswith("nodeagent_threshold_forecast") for each in await values(made))
 
 
 async def test_growth_of_a_resource_in_bytes_is_exposed_by_category() -> None:
