@@ -162,8 +162,9 @@ def pod_parts(
         for resource, category, amount in amounts:
             if amount:
                 of_resource = found.setdefault(resource, {})
-                of_resource[shortened(name + _SUFFIXES.get(category, ""))] = float(amount)
-                of_resource[category.value] = of_resource.get(category.value, 0.0) + amount
+                # A pod that terminates may have the name of its successor.
+                for part in (shortened(name + _SUFFIXES.get(category, "")), category.value):
+                    of_resource[part] = of_resource.get(part, 0.0) + amount
     return found
 
 

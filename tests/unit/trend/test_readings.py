@@ -131,6 +131,12 @@ def test_each_part_of_a_pod_counts_on_its_filesystem(
     assert found["pid.available"] == {"shop/logger": 3, "pods": 3}
 
 
+def test_pods_of_one_name_are_one_part() -> None:
+    found = pod_parts([POD, replace(POD, uid="terminating")], SINGLE, ())
+    assert found["memory.available"] == {"shop/logger": 14, "pods": 14}
+    assert found["nodefs.available"]["shop/logger volumes"] == found["nodefs.available"]["pod-volumes"] == 60
+
+
 def test_a_category_is_the_sum_of_its_parts_on_a_filesystem() -> None:
     found = pod_parts([POD, replace(POD, name="other")], SINGLE, ())["nodefs.available"]
     assert [found[each] for each in ("writable-layers", "pod-logs", "pod-volumes")] == [20, 40, 60]
