@@ -25,7 +25,7 @@ from nodeagent.loops.passes import Activity
 from nodeagent.model.clock import not_before
 from nodeagent.model.outlook import Outlook
 from nodeagent.model.pods import Completeness, PodListReading
-from nodeagent.model.pressure import NodeCondition, NodeFilesystem
+from nodeagent.model.pressure import NodeCondition, NodeFilesystem, Signal
 from nodeagent.telemetry.counters import METRICS, Counters, Histogram, Kind
 from nodeagent.trend.plan.readings import is_in_bytes
 
@@ -225,14 +225,14 @@ class Exposition(Collector):
     def _set_forecast_gauges(self, gauges: Counters) -> None:
         """Set the expected time of each threshold that has one, and the growth by category.
 
-        Of two thresholds of a kind, the earlier counts.
+        Of two thresholds of a kind, the earlier counts. Memory of pods grows as memory of the node only.
         """
         for outlook in self._context.trend.outlook_at(self._context.clock.now()):
             for each in sorted(outlook.forecasts, key=lambda one: -(one.expected_s or 0.0)):
                 if each.outlook in (Outlook.RANGE, Outlook.REACHED):
                     labels = (outlook.resource, each.threshold.name)
                     gauges.set("nodeagent_threshold_forecast_seconds", each.expected_s or 0.0, *labels)
-            if is_in_bytes(outlook.resource):
+            if is_in_bytes(outlook.resource) and outlook.resource != Signal.ALLOCATABLE_MEMORY_AVAILABLE:
                 rates: dict[str, float] = {}
                 for growing in outlook.growth:
                     rates[growing.category] = rates.get(growing.category, 0.0) + growing.rate_per_s

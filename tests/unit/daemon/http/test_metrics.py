@@ -411,6 +411,7 @@ async def test_growth_of_a_resource_in_bytes_is_exposed_by_category() -> None:
         replace(outlook(), growth=growth),
         replace(outlook(), resource="nodefs.inodesFree", growth=growth),
         replace(outlook(), resource="pid.available", growth=growth),
+        replace(outlook(), resource="allocatableMemory.available", growth=growth),
     )
     found = await values(made)
     assert {key: value for key, value in found.items() if key.startswith("nodeagent_growth")} == {
