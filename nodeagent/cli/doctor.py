@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -268,7 +269,7 @@ def outlook_findings(outlooks: Sequence[OutlookDocument]) -> Iterator[node.Findi
     check, shortages = "outlook", first_shortages(outlooks)
     near = [each for each in shortages if each.is_near]
     for each in near:
-        fix = f"limit, move or delete what grows, or free space: nodeagent trend {each.outlook.resource}"
+        fix = f"limit, move or delete what grows, or free space: nodeagent trend {shlex.quote(each.outlook.resource)}"
         yield node.Finding.warning(check, shortage_words(each), fix)
     if near:
         return

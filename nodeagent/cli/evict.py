@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from nodeagent.cli.display import Line, warning_lines
 from nodeagent.cli.reading import read, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
@@ -97,8 +99,15 @@ def _reclaim_lines(found: EvictionPreview) -> Iterator[Line]:
 
 
 def _outlook_lines(found: EvictionPreview) -> Iterator[Line]:
-    """Yield when the first eviction threshold is expected, and what grows; nothing without an outlook."""
-    first = first_threshold(found.outlook, EVICTION)
+    """Yield when the first eviction threshold is expected, and what grows; nothing without an outlook.
+
+    A threshold that was met at the time of the outlook is omitted: no threshold is met by the readings of now.
+    """
+    coming = [
+        structs.replace(each, forecasts=tuple(one for one in each.forecasts if one.outlook is not Outlook.REACHED))
+        for each in found.outlook
+    ]
+    first = first_threshold(coming, EVICTION)
     if first is None:
         return
     kind = first.forecast.outlook

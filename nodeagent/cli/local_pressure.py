@@ -42,15 +42,15 @@ def node_pressure(settings: Settings, hard: str, memory_source: str) -> Iterator
     reader = EvictionSignalReader(chosen, SystemClock(), pod_log_root=settings.pod_log_root)
     with event_loop() as run:
         layout, problem = run(_read_layout(settings, reader))
-        outlook = run(read_outlook(settings, layout, SystemClock().now()))
-        problems = (*((problem,) if problem else ()), *outlook.warnings)
         earlier: SignalReadings | None = None
         state = EvictionState()
 
         def read() -> Pressure:
             nonlocal earlier, state
             found = run(reader.evaluate(layout, state))
-            document = Pressure.of(layout, found.readings, found.evaluation, (*problems, *found.warnings), earlier)
+            outlook = run(read_outlook(settings, layout, SystemClock().now()))
+            warnings = (*((problem,) if problem else ()), *outlook.warnings, *found.warnings)
+            document = Pressure.of(layout, found.readings, found.evaluation, warnings, earlier)
             earlier, state = found.readings, found.evaluation.state
             return structs.replace(document, outlook=outlook.resources)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from msgspec import structs
 from nodeagent.cli.doctor import outlook_findings
 from nodeagent.cli.evict import eviction_lines
 from nodeagent.cli.explain import explanation_lines
+from nodeagent.cli.local_pressure import node_pressure
 from nodeagent.cli.pressure import pressure_view, wide_view
 from nodeagent.doctor.plan.node import Grade
 from nodeagent.eviction.documents import EvictionPreview, Pressure, SignalDocument, ThresholdDocument
@@ -52,14 +54,24 @@ def preview(*outlooks: OutlookDocument, available_mib: int = 900) -> list[str]:
     ("outlooks", "line"),
     [
         ([outlook(hard(9), resource="imagefs.available"), outlook(hard(2))], f"first eviction threshold: {DRIVEN}"),
-        ([outlook(hard(**REACHED))], "first eviction threshold: nodefs: eviction at 90%: reached"),
+        ([outlook(hard(**REACHED))], None),
+        ([outlook(hard(2), forecast(SOFT, **REACHED))], f"first eviction threshold: {DRIVEN}"),
         ([outlook(hard(**NO_TREND))], "no eviction threshold is expected: no trend"),
         ([outlook(hard(**UNKNOWN))], "first eviction threshold: unknown, 4m of readings"),
         ([outlook(hard(**STOPPED))], "first eviction threshold: unknown, too few recent readings"),
         ([outlook(forecast())], None),
         ([], None),
     ],
-    ids=["expected", "reached", "no trend", "unknown", "stopped record", "without eviction", "without a record"],
+    ids=[
+        "expected",
+        "reached",
+        "next",
+        "no trend",
+        "unknown",
+        "stopped record",
+        "without eviction",
+        "without a record",
+    ],
 )
 def test_preview_without_a_met_threshold_says_when_the_first_is_expected_and_what_grows(
     outlooks: list[OutlookDocument], line: str | None
@@ -171,6 +183,11 @@ def test_doctor_warns_of_a_near_shortage_and_states_an_unknown_one(
     assert bool(finding.fix) is (verdict is Grade.WARNING)
 
 
+def test_command_of_doctor_for_a_resource_with_a_path_is_quoted() -> None:
+    (finding,) = outlook_findings([outlook(hard(2), resource="imagefs.available on /da ta")])
+    assert finding.fix.endswith("nodeagent trend 'imagefs.available on /da ta'")
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [
@@ -269,6 +286,18 @@ async def test_documents_have_the_outlook_with_and_without_the_daemon(
         assert full["rate_per_s"] == pytest.approx(1.75 * WRITTEN / 60, rel=0.1)
         found.append(without_readings(one["growth"]))
     assert found[0] == found[1]
+
+
+async def test_each_reading_of_pressure_without_a_daemon_has_the_outlook_of_its_time(node: Node) -> None:
+    settings = node.context.settings
+
+    def read_twice() -> list[Pressure]:
+        with node_pressure(settings, "", "") as read_pressure:
+            first = read_pressure()
+            (settings.state_directory / "trend.db").unlink()
+            return [first, read_pressure()]
+
+    assert [len(each.outlook) for each in await asyncio.to_thread(read_twice)] == [1, 0]
 
 
 @pytest.mark.usefixtures("node")
