@@ -11,12 +11,11 @@ in the root directory, and its defaults are restored for each chart.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import chdir
 from datetime import datetime
 from io import StringIO
-from itertools import pairwise
-from math import nan
+from math import inf, nan
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
@@ -52,7 +51,9 @@ _MARKS: Final[Mapping[str, tuple[str, float, str]]] = {
 }
 """Colour, height in percent, and style of the line of each kind of mark."""
 _GAP: Final = 3.0
-"""Time between two readings, in medians of this time, from which no line is drawn between them."""
+"""Time between two readings, in usual times between their neighbours, from which no line is drawn between them."""
+_NEIGHBOURS: Final = 6
+"""Readings on each side of a step that show the usual time."""
 _SHORTEST_AXIS: Final = 1 / 1440
 """Minimum length of the axis of time in days, since the times of a foreign report may be equal."""
 _STYLE: Final[Mapping[Any, Any]] = {
@@ -129,17 +130,29 @@ def _days(at: datetime) -> float:
 def _series(trend: ResourceTrend) -> tuple[list[float], list[float]]:
     """Return times and used shares in percent; a gap in the record, or a new start, is a share without a value."""
     found = [_days(each.at) for each in trend.points]
-    steps = [later - each for each, later in pairwise(found)]
-    longest = _GAP * median(steps) if steps else 0.0
     times: list[float] = []
     shares: list[float] = []
-    for at, each in zip(found, trend.points, strict=True):
-        if times and (each.new_start or at - times[-1] > longest):
+    for index, (at, each) in enumerate(zip(found, trend.points, strict=True)):
+        if index and (each.new_start or _is_gap(found, index)):
             times.append(at)
             shares.append(nan)
         times.append(at)
         shares.append(100 * each.used / trend.outlook.capacity)
     return times, shares
+
+
+def _is_gap(times: Sequence[float], index: int) -> bool:
+    """Return whether the step from the reading before to this one is much longer than those on both sides of it.
+
+    The record is thinned out with age, so a step is compared with its neighbours only, and with the side of the longer
+    ones. A point is the highest reading of a period, at any time of it, so that a short step follows a long one: the
+    usual step is half of two.
+    """
+    sides = times[max(0, index - _NEIGHBOURS) : index], times[index : index + _NEIGHBOURS]
+    usual = [
+        median(later - each for each, later in zip(side, side[2:], strict=False)) / 2 for side in sides if side[2:]
+    ]
+    return times[index] - times[index - 1] > _GAP * max(usual, default=inf)
 
 
 def _inlined(text: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,14 +20,20 @@ from nodeagent.cli.page import render_page
 from nodeagent.cli.page_charts import chart
 from nodeagent.daemon.report_document import Fleet, NodeDetails, NodeReport
 from nodeagent.model.outlook import Outlook
+from nodeagent.store.clock_record import ClockReading
 from nodeagent.text import escape
+from nodeagent.trend.document_readings import thinned
+from nodeagent.trend.plan.readings import ResourceReading
+from nodeagent.trend.sample_file import RecordedLine, SampleFile
 from tests.support.detailed_reports import HOSTILE, MARKUP, detailed_report, record
 from tests.support.node_reports import NOW, fleet, report
 from tests.support.terminal import in_pipe
 from tests.unit.control_node import Node, say, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
+
+    from nodeagent.trend.plan.forecast import Sample
 
 SMALL: Final = detailed_report("n", resources=1)
 """The report of a node with the record of one resource, since drawings take most of the time of a page."""
@@ -234,6 +241,44 @@ def test_gap_in_the_record_is_not_drawn() -> None:
     week = record(7, HOSTILE)
     line = max(re.findall(r'd="([^"]+)"[^>]*stroke: var\(--series\)', chart(week.resources[0], week)), key=len)
     assert line.count("M") == 2
+
+
+def sampled(directory: Path, record_h: float, gaps: Mapping[float, float]) -> tuple[Sample, ...]:
+    """Return the samples that the file of the record keeps of this time, with gaps at some hours before its end.
+
+    Usage grows and falls, with noise.
+    """
+    chance = random.Random(1)
+    lines: list[RecordedLine] = []
+    for minute in range(round(record_h * 60)):
+        left_h = record_h - minute / 60
+        if any(end < left_h <= end + length for end, length in gaps.items()):
+            continue
+        at = ClockReading("b", minute * 60.0, NOW - timedelta(hours=left_h))
+        used = 30.0 + minute % 300 / 10 + 5 * chance.random()
+        lines.append(RecordedLine(at=at, readings=(ResourceReading("imagefs.available", used, 100.0),)))
+    file = SampleFile(directory)
+    file.append(lines)
+    return file.read()[0].samples
+
+
+@pytest.mark.parametrize(
+    "gaps", [{}, {2.0: 3.0, 12.0: 3.0}, {4.0: 3.0, 8.0: 3.0, 11.5: 3.0}], ids=["none", "far", "near"]
+)
+@pytest.mark.parametrize(("shown_h", "record_h"), [(24, 24), (24, 240), (168, 48), (168, 240)])
+def test_chart_has_the_whole_record_but_its_gaps(
+    shown_h: int, record_h: int, gaps: Mapping[float, float], tmp_path: Path
+) -> None:
+    since = NOW - timedelta(hours=shown_h)
+    kept = [each for each in sampled(tmp_path, record_h, gaps) if each.at >= since]
+    day = record(1, HOSTILE)
+    trend = structs.replace(day.resources[0], points=thinned(kept, 400))
+    drawn = chart(trend, structs.replace(day, since=since, marks=()))
+    line = max(re.findall(r'd="([^"]+)"[^>]*stroke: var\(--series\)', drawn), key=len)
+    runs = [[float(x) for x in re.findall(r"[ML] (\S+)", run)] for run in re.findall(r"M[^M]+", line)]
+    drawn_h = sum(run[-1] - run[0] for run in runs) / (0.88 * 360) * shown_h
+    assert len(runs) == 1 + len(gaps)
+    assert drawn_h == pytest.approx(min(shown_h, record_h) - sum(gaps.values()), abs=0.04 * shown_h)
 
 
 def test_ids_are_unique(hostile: str) -> None:
