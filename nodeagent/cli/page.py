@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from nodeagent.trend.documents import Trend
 
 _LIBRARIES: Final = ("jinja2", "matplotlib")
+_LARGEST_PAGE_BYTES: Final = 1_000_000
+_LARGEST_ROW_BYTES: Final = 100_000
+"""Maximum size of a node of a fleet with details; those of a usual report have 15 KB."""
 _LARGEST_DETAILS_BYTES: Final = 600_000
 _LARGEST_ROWS_BYTES: Final = 950_000
 """Maximum size of the nodes of a fleet: with the style sheet, the page is below 1 MB."""
@@ -50,6 +53,8 @@ _MOST_CHARTED: Final = 8
 _MOST_ITEMS: Final = 15
 _MOST_PASSES: Final = 25
 _MOST_EVICTIONS: Final = 20
+_MOST_SENTENCES: Final = 20
+_MOST_FINDINGS: Final = 40
 _MOST_NAMES: Final = 3
 _LONGEST_TEXT: Final = 600
 _GRADES: Final = {"problem": "bad", "warning": "warn"}
@@ -96,18 +101,28 @@ def write_page(path: Path, text: str) -> None:
 def render_page(reports: Sequence[NodeReport], summary: Iterable[Line]) -> str:
     """Return the page of a node, or of a fleet with its summary and its nodes in this order; below 1 MB.
 
-    In a fleet, the nodes after the first have no details, and the last nodes no row, if the page would be too large.
+    A report that is too large is shown without its values. In a fleet, a node with too large details has none, nor
+    have the last nodes if the page would be too large; the very last have no row.
     """
     from markupsafe import Markup  # noqa: PLC0415 - optional library
 
     templates = _templates()
     if len(reports) == 1:
-        return _rendered(templates.get_template("node.html"), reports[0], draw=_draw)
+        template = templates.get_template("node.html")
+        page = _rendered(template, reports[0], draw=_draw)
+        if len(page.encode()) <= _LARGEST_PAGE_BYTES:
+            return page
+        plain = _without_values(
+            reports[0], "the values of this report are not shown: the page would be larger than 1 MB"
+        )
+        return _rendered(template, plain, draw=_draw)
     row_template = templates.get_template("fleet_node.html")
     rows: list[str] = []
     size_bytes = 0
     for each in reports:
         row = _rendered(row_template, each, is_detailed=size_bytes < _LARGEST_DETAILS_BYTES)
+        if len(row.encode()) > _LARGEST_ROW_BYTES:
+            row = _rendered(row_template, each, is_detailed=False)
         size_bytes += len(row.encode())
         if size_bytes > _LARGEST_ROWS_BYTES:
             break
@@ -124,14 +139,18 @@ def render_page(reports: Sequence[NodeReport], summary: Iterable[Line]) -> str:
 def _rendered(template: Template, report: NodeReport, **values: object) -> str:
     """Return a report in a template; a report with a number that is too large is shown without its values.
 
-    A merged report is not authenticated: one of them does not prevent the page of the others.
+    A merged report is not authenticated: one of them does not prevent the page of the others. Matplotlib raises
+    ``ValueError`` for a time outside of its years.
     """
     try:
         return template.render(node=_node_view(report), **values)
-    except ArithmeticError:
-        warnings = ("a value of this report is out of range", *report.warnings)
-        plain = structs.replace(report, filesystems=(), outlook=(), details=UNSET, warnings=warnings)
+    except (ArithmeticError, ValueError):
+        plain = _without_values(report, "a value of this report is out of range")
         return template.render(node=_node_view(plain), **values)
+
+
+def _without_values(report: NodeReport, warning: str) -> NodeReport:
+    return structs.replace(report, filesystems=(), outlook=(), details=UNSET, warnings=(warning, *report.warnings))
 
 
 def _next_s(outlook: OutlookDocument) -> float:
@@ -209,7 +228,7 @@ def _node_view(report: NodeReport) -> NodeView:
         details=details,
         state="" if details is None else state_line(details.status).text,
         headline=sentences[0],
-        sentences=sentences[1:],
+        sentences=_capped(sentences[1:]),
         fullest=_fullest(report),
         gauges=() if details is None else tuple(resource_gauges(details.status)),
         usage=usage,
@@ -219,6 +238,11 @@ def _node_view(report: NodeReport) -> NodeView:
         evictions=tuple(each for each in passes if each.eviction is not None)[:_MOST_EVICTIONS],
         findings=None if checks is None else tuple(sorted(checks, key=lambda each: each.verdict != "problem")),
     )
+
+
+def _capped(sentences: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    more = len(sentences) - _MOST_SENTENCES
+    return (*sentences[:_MOST_SENTENCES], Statement(f"{more} more", "warn")) if more > 0 else sentences
 
 
 def _items(usage: Iterable[UsageRow]) -> Iterator[UsageRow]:
@@ -336,7 +360,13 @@ def _templates() -> Environment:
             f"{quantity(outlook.resource, outlook.used)} of {quantity(outlook.resource, outlook.capacity)}"
         ),
     )
-    found.globals.update(MarkKind=MarkKind, grades=_GRADES, most_charted=_MOST_CHARTED, most_passes=_MOST_PASSES)
+    found.globals.update(
+        MarkKind=MarkKind,
+        grades=_GRADES,
+        most_charted=_MOST_CHARTED,
+        most_passes=_MOST_PASSES,
+        most_findings=_MOST_FINDINGS,
+    )
     return found
 
 

@@ -127,6 +127,44 @@ def test_page_of_a_fleet_is_below_1_mb(count: int) -> None:
     assert f"{count - shown} more nodes" in page or shown == count
 
 
+def overlong() -> NodeReport:
+    """Return the report of a node in which every list of details is longer than any agent writes it."""
+    full = detailed_report("overlong", HOSTILE, passes=200)
+    assert isinstance(full.details, NodeDetails)
+    assert isinstance(full.checks, tuple)
+    text = "<" * 1000
+    status = structs.replace(full.details.status, filesystems=full.filesystems * 500, unrelieved=(text,) * 2000)
+    return structs.replace(
+        full,
+        details=structs.replace(full.details, status=status, passes=full.details.passes * 10),
+        checks=tuple(structs.replace(each, evidence=text, fix=text, check=text) for each in full.checks * 1000),
+        warnings=(text,) * 2000,
+    )
+
+
+def test_page_of_a_report_that_is_too_large_is_below_1_mb_and_states_it() -> None:
+    page = render_page([overlong()], ())
+    assert len(page.encode()) < LARGEST
+    text = Page(page).text
+    assert "the page would be larger than 1 MB" in text
+    assert "1960 more findings" in text
+
+
+def test_report_that_is_too_large_leaves_the_other_nodes_and_their_details_on_the_page_of_a_fleet() -> None:
+    page = render_page([overlong(), SMALL, *fleet(2)], ())
+    assert len(page.encode()) < LARGEST
+    assert page.count('<details class="node">') == 4
+    assert "more nodes are omitted" not in page
+    assert page.count("Largest items") == 1  # of SMALL
+
+
+def test_more_sentences_than_shown_are_counted() -> None:
+    text = text_of(structs.replace(SMALL, warnings=tuple(f"warning {number}" for number in range(100))))
+    assert "warning 19" in text
+    assert "warning 20" not in text
+    assert "80 more" in text
+
+
 def test_long_texts_are_cut() -> None:
     page = render_page([structs.replace(SMALL, warnings=("x" * 5_000_000,))], ())
     assert len(page.encode()) < LARGEST
@@ -214,6 +252,12 @@ def test_report_with_a_value_out_of_range_is_shown_without_its_values(others: in
     text = text_of(*fleet(others), structs.replace(bad, filesystems=(disk,)))
     assert "a value of this report is out of range" in text
     assert "imagefs" not in text.rpartition("bad")[2]
+
+
+def test_report_with_a_time_that_no_chart_has_is_shown_without_its_values() -> None:
+    end = datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
+    made = without(day=structs.replace(record(1, HOSTILE), since=end, observed_at=end))
+    assert "a value of this report is out of range" in text_of(made)
 
 
 @pytest.mark.parametrize(("since", "until"), [(1, 9998), (2000, 2000), (2001, 2000)], ids=["long", "none", "negative"])
