@@ -31,7 +31,7 @@ from nodeagent.model.outlook import Outlook
 from nodeagent.text import Cut, escape, fit
 from nodeagent.trend.shortage import SHORTAGE, first_threshold
 from nodeagent.trend.words import forecast_words, next_words, quantity, rate_words, short_name
-from nodeagent.units import format_bytes, format_duration, format_local_time
+from nodeagent.units import format_bytes, format_duration, format_local_time, localize_times
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -269,20 +269,39 @@ def _sentences(report: NodeReport, details: NodeDetails | None) -> Iterator[Stat
     for each in coming:
         first = first_threshold([each], SHORTAGE)
         is_near = _next_s(each) == 0 or (first is not None and first.is_near)  # met already, or a shortage is near
-        yield Statement(f"{short_name(each)}: {next_words(each)}", "warn" if is_near else "")
-    if not (report.conditions or report.exceeded or coming):
-        known = [each for each in outlooks if any(one.outlook is not Outlook.UNKNOWN for one in each.forecasts)]
-        yield (
-            Statement("no pressure; no threshold is expected to be met")
-            if known
-            else Statement("no pressure; outlook unknown", "muted")
-        )
+        reached = [forecast_words(each, one) for one in each.forecasts if one.outlook is Outlook.REACHED]
+        words = "; ".join(dict.fromkeys([*reached[-1:], next_words(each)]))
+        yield Statement(f"{short_name(each)}: {words}", "warn" if is_near else "")
+    if not (report.conditions or report.exceeded):
+        yield from _no_pressure(report, details, outlooks, is_coming=bool(coming))
     if not report.agent.running:
         yield Statement("no daemon answered", "warn")
     if report.paused is not None:
         yield Statement(f"paused: {report.paused.why}", "warn")
     yield from (Statement(each, "warn") for each in report.warnings)
     yield from (Statement(f"not read: {each}", "warn") for each in (details.unread if details else ()))
+
+
+def _no_pressure(
+    report: NodeReport, details: NodeDetails | None, outlooks: Sequence[OutlookDocument], *, is_coming: bool
+) -> Iterator[Statement]:
+    """Yield what is known of a node without conditions, as ``gauge_lines``; nothing beside a full disk or a forecast.
+
+    A report without details has no signals: those of a node with a filesystem were read.
+    """
+    unknown = [short_name(each) for each in outlooks if any(one.outlook is Outlook.UNKNOWN for one in each.forecasts)]
+    outlook = (
+        f"outlook of {', '.join(unknown)} unknown"
+        if unknown
+        else "no threshold is expected to be met"
+        if outlooks
+        else "outlook unknown"
+    )
+    if not (report.filesystems if details is None else details.status.signals):
+        pressure = "pressure unknown: no signal was read"
+        yield Statement(pressure if is_coming else f"{pressure}; {outlook}", "warn")
+    elif not (is_coming or any(each.nearly_full for each in report.filesystems)):
+        yield Statement(f"no pressure; {outlook}", "muted" if unknown or not outlooks else "")
 
 
 def _fullest(report: NodeReport) -> tuple[str, float, str] | None:
@@ -346,6 +365,7 @@ def _templates() -> Environment:
         bytes=format_bytes,
         duration=format_duration,
         time=format_local_time,
+        sentence=localize_times,
         percent=lambda share: f"{share:.0%}",
         share=lambda share: f"{_bounded(share):.3f}",
         across=lambda share: f"{100 * _bounded(share):.2f}%",

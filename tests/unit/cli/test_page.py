@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from msgspec import UNSET, structs
 
-from nodeagent.api.common import decode, encode_line
+from nodeagent.api.common import RecordedReason, decode, encode_line
 from nodeagent.cli.page import render_page
 from nodeagent.cli.page_charts import chart
+from nodeagent.daemon.control_documents import FindingDocument
+from nodeagent.daemon.documents import PauseStatus
 from nodeagent.daemon.report_document import Fleet, NodeDetails, NodeReport
 from nodeagent.model.outlook import Outlook
 from nodeagent.store.clock_record import ClockReading
@@ -25,14 +27,16 @@ from nodeagent.text import escape
 from nodeagent.trend.document_readings import thinned
 from nodeagent.trend.plan.readings import ResourceReading
 from nodeagent.trend.sample_file import RecordedLine, SampleFile
-from tests.support.detailed_reports import HOSTILE, MARKUP, detailed_report, record
-from tests.support.node_reports import NOW, fleet, report
+from nodeagent.units import format_local_time
+from tests.support.detailed_reports import HOSTILE, MARKUP, ORDINARY, detailed_report, record
+from tests.support.node_reports import NOW, expecting, fleet, report
 from tests.support.terminal import in_pipe
 from tests.unit.control_node import Node, say, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from nodeagent.api.outlook import OutlookDocument
     from nodeagent.trend.plan.forecast import Sample
 
 SMALL: Final = detailed_report("n", resources=1)
@@ -233,6 +237,75 @@ def test_reached_threshold_is_a_warning() -> None:
     reached = structs.replace(found.forecasts[0], outlook=Outlook.REACHED, expected_s=None)
     page = render_page([structs.replace(SMALL, outlook=(structs.replace(found, forecasts=(reached,)),))], ())
     assert '<p class="headline warn">imagefs: image GC at 85%: reached' in page
+
+
+UNREAD: Final = expecting(None, Outlook.UNKNOWN)
+STEADY: Final = structs.replace(expecting(None), resource="nodefs.available")
+FULL: Final = "imagefs is nearly full"
+
+
+def seen(*outlooks: OutlookDocument, nearly_full: str = "", signals: bool = True) -> NodeReport:
+    """Return a report with details without pressure."""
+    found = without(day=None, week=None)
+    assert isinstance(found.details, NodeDetails)
+    status = found.details.status if signals else structs.replace(found.details.status, signals=())
+    disks = tuple(structs.replace(each, nearly_full=nearly_full) for each in found.filesystems[:1])
+    details = structs.replace(found.details, status=status)
+    return structs.replace(found, outlook=outlooks, warnings=(), filesystems=disks, details=details)
+
+
+@pytest.mark.parametrize(
+    ("made", "headline"),
+    [
+        (seen(STEADY), "no pressure; no threshold is expected to be met"),
+        (seen(STEADY, UNREAD), "no pressure; outlook of imagefs unknown"),
+        (seen(UNREAD), "no pressure; outlook of imagefs unknown"),
+        (seen(), "no pressure; outlook unknown"),
+        (seen(STEADY, nearly_full=FULL), FULL),
+        (seen(STEADY, signals=False), "pressure unknown: no signal was read; no threshold is expected to be met"),
+        (seen(signals=False), "pressure unknown: no signal was read; outlook unknown"),
+        (report("n", plan=None, outlook=(STEADY,)), "no pressure; no threshold is expected to be met"),
+        (
+            structs.replace(report("n", plan=None), filesystems=()),
+            "pressure unknown: no signal was read; outlook unknown",
+        ),
+    ],
+    ids=["steady", "one unknown", "unknown", "none", "full disk", "unread", "all unread", "no details", "nothing"],
+)
+def test_headline_states_no_pressure_and_no_threshold_only_if_both_are_known(made: NodeReport, headline: str) -> None:
+    page = render_page([made], ())
+    assert re.search(r'<p class="headline[^>]*>([^<]*)', page)[1] == headline  # type: ignore[index]
+    assert page.count("no pressure") == headline.count("no pressure")
+
+
+def test_reached_image_gc_is_stated_before_an_eviction_in_days() -> None:
+    found = SMALL.outlook[0]
+    collection, hard, *_ = found.forecasts
+    reached = structs.replace(collection, outlook=Outlook.REACHED, expected_s=None, rate_per_s=None)
+    later = structs.replace(hard, earliest_s=8e5, expected_s=9e5, latest_s=1e6)
+    page = render_page([structs.replace(SMALL, outlook=(structs.replace(found, forecasts=(reached, later)),))], ())
+    assert '<p class="headline warn">imagefs: image GC at 85%: reached; eviction at 90% in 9d to 12d' in page
+
+
+def test_times_in_sentences_are_local_and_names_are_unchanged() -> None:
+    time = "2026-03-01T12:00:00.000Z"
+    made = detailed_report("n", (f"volume-{time}", *ORDINARY), resources=1)
+    assert isinstance(made.details, NodeDetails)
+    eviction = next(each for each in made.details.passes if each.eviction is not None)
+    action = structs.replace(
+        eviction.actions[0], detail=f"detail {time}", reason=RecordedReason(code="evicted", sentence=f"reason {time}")
+    )
+    past = structs.replace(eviction, actions=(action,), end_detail=f"end {time}")
+    made = structs.replace(
+        made,
+        paused=PauseStatus(who="root", seconds_left=None, why=f"paused {time}"),
+        details=structs.replace(made.details, passes=(past,)),
+        checks=(FindingDocument(check="clock", verdict="warning", evidence=f"evidence {time}", fix=""),),
+    )
+    text = text_of(made)
+    assert f"volume-{time}" in text
+    for each in ("detail", "reason", "end", "paused", "evidence"):
+        assert f"{each} {format_local_time(NOW)}" in text, each
 
 
 def test_rows_of_a_fleet_are_in_the_order_of_its_summary(tmp_path: Path) -> None:
