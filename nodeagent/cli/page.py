@@ -376,6 +376,7 @@ def _templates() -> Environment:
         ],
         forecasts=lambda outlook: [forecast_words(outlook, each) for each in outlook.forecasts],
         quantity=lambda value, signal: "?" if value is None else quantity(signal, value),
+        usage=lambda value, signal: "?" if value is None else quantity(signal.partition(".psi.")[0], value),
         used=lambda outlook: (
             f"{quantity(outlook.resource, outlook.used)} of {quantity(outlook.resource, outlook.capacity)}"
         ),

@@ -131,12 +131,14 @@ def driver(outlook: OutlookDocument) -> str:
 
 
 def amount(outlook: OutlookDocument, value: float) -> str:
-    """Return an amount of a resource: bytes, or a count of inodes or process ids."""
+    """Return an amount of a resource: bytes, percent stalled, or a count of inodes or process ids."""
     return quantity(outlook.resource, value)
 
 
 def quantity(signal: str, value: float) -> str:
-    """Return an amount of a signal, or of the signal of a threshold: bytes, or a count of inodes or process ids."""
+    """Return an amount of a signal, or of the signal of a threshold: bytes, percent stalled, or a count."""
+    if ".psi." in signal:
+        return f"{round(value, 1):g}%"
     return f"{int(value):,}" if any(each in signal for each in _COUNTED) else format_bytes(int(value))
 
 

@@ -21,6 +21,7 @@ from nodeagent.cli.page_charts import chart
 from nodeagent.daemon.control_documents import FindingDocument
 from nodeagent.daemon.documents import PauseStatus
 from nodeagent.daemon.report_document import Fleet, NodeDetails, NodeReport
+from nodeagent.eviction.documents import RecordedThreshold
 from nodeagent.model.outlook import Outlook
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.text import escape
@@ -285,6 +286,22 @@ def test_reached_image_gc_is_stated_before_an_eviction_in_days() -> None:
     later = structs.replace(hard, earliest_s=8e5, expected_s=9e5, latest_s=1e6)
     page = render_page([structs.replace(SMALL, outlook=(structs.replace(found, forecasts=(reached, later)),))], ())
     assert '<p class="headline warn">imagefs: image GC at 85%: reached; eviction at 90% in 9d to 12d' in page
+
+
+def test_eviction_for_stalls_shows_percent_stalled_and_bytes_of_the_pods() -> None:
+    found = SMALL.details
+    assert isinstance(found, NodeDetails)
+    past = next(each for each in found.passes if each.eviction is not None)
+    assert past.eviction is not None
+    stalled = structs.replace(
+        past.eviction,
+        threshold=RecordedThreshold(threshold="memory.psi.some>30%", capacity=100),
+        available_before=35.24,
+        available_after=4,
+    )
+    text = text_of(without(passes=(structs.replace(past, eviction=stalled),)))
+    assert "memory.psi.some>30%: 35.2% stalled, 4% afterwards" in text
+    assert "3.90 GiB" in text  # usage of the first rank
 
 
 def test_times_in_sentences_are_local_and_names_are_unchanged() -> None:
