@@ -104,6 +104,10 @@ def chart_lines(trend: ResourceTrend, document: Trend, columns: int | None) -> I
         name = growing.part or "other"
         name = name if columns is None else fit(name, columns // 2, Cut.MIDDLE)
         yield Line(f"{growing.share:>4.0%} {name}: {rate_words(outlook, growing.rate_per_s)}")
+    others = outlook.growth[_MOST_GROWING:]
+    if others:
+        rate = rate_words(outlook, sum(each.rate_per_s for each in others))
+        yield Line(f"{sum(each.share for each in others):>4.0%} {len(others)} more: {rate}")
 
 
 def _cells(trend: ResourceTrend, since: datetime, until: datetime, width: int) -> list[float | None]:

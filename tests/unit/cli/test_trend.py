@@ -115,6 +115,13 @@ def test_no_line_of_the_chart_is_wider_than_the_terminal(columns: int, chart: bo
     assert max(map(display_width, drawn)) <= columns
 
 
+def test_shares_of_the_growth_add_up_with_those_of_the_parts_that_are_not_listed() -> None:
+    parts = tuple(GrowthDocument(part=f"a/{number}", rate_per_s=GIB / 3600, share=0.125) for number in range(8))
+    lines = shown(record(growth=parts))
+    assert lines[-2:] == [" 12% a/4: 1.00 GiB/h", " 38% 3 more: 3.00 GiB/h"]
+    assert not any("more" in line for line in shown(record(growth=parts[:5])))
+
+
 def test_names_from_tenants_are_escaped() -> None:
     hostile = record(growth=(GrowthDocument(part=HOSTILE, rate_per_s=1.0, share=1.0),))
     for chart in (True, False):
