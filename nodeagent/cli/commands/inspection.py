@@ -346,9 +346,10 @@ def trend(
 ) -> None:
     """Show the node over time, and when thresholds will be met.
 
-    The daemon records a reading every minute. NEXT is the threshold that will be met first, with the range of its time,
-    'no trend', or 'unknown' with too few readings. DRIVEN BY is the part with the largest share of the growth: a pod,
-    or the images of a repository. A chart marks passes, evictions and reboots on the axis of time.
+    The daemon records a reading every minute. Each resource has its use with a bar for each of the last 24 hours. Below
+    is the threshold that will be met first, with the range of its time, the rate and the part that grows most, a pod or
+    the images of a repository; 'no trend', or 'unknown' with too few readings. With a resource, a chart marks passes,
+    evictions and reboots on the axis of time, and all thresholds and growing parts are listed below.
     """
     from nodeagent.cli.trend import show_trend  # noqa: PLC0415
 
