@@ -149,7 +149,7 @@ test-node: ## node tests: systemd, cgroup v2 and containerd in a virtual machine
 
 test-page: ## as root: pages of reports in a headless Chromium at three widths, light, dark and printed; PAGES=DIRECTORY keeps the pages and their pictures
 	@.ci/setup dev page
-	NODEAGENT_TEST_PAGES=$(PAGES) $(BIN)/python -m pytest tests/page
+	NODEAGENT_TEST_PAGES="$(PAGES)" $(BIN)/python -m pytest tests/page
 
 bench: ## measure the budgets; prints a table
 	@.ci/setup dev
