@@ -130,6 +130,7 @@ class NodeSession:
         self._contested = contested
         self._own_labels: Mapping[str, str] = {}
         self._applied: Mapping[str, str] | None = None
+        self._is_mark_stale = False
         self._end = SessionEnd.STOPPED
         self._ended = asyncio.Event()
 
@@ -272,6 +273,7 @@ class NodeSession:
                 found = await self._read_own(self._parts.status_requests, node)
                 if found is None:
                     return
+                self._note_mark(found)
                 status = self._status_of(facts, found.status.conditions, memory)
                 await self._parts.status_requests.patch_status(heartbeat.status_patch(status))
             except ApiServerError as error:
@@ -337,16 +339,20 @@ class NodeSession:
     # ---- cordon
 
     async def _keep_cordon(self, node: Node) -> None:
-        """Cordon the node at the start of a shutdown; end a cordon of the agent afterwards, or at a start."""
+        """Cordon the node at the start of a shutdown; end a cordon of the agent afterwards, or at a start.
+
+        The annotation of a cordon that another program ended is removed.
+        """
         # None if unknown: after a request without a response, and after a start during a shutdown.
         cordoned: bool | None = registration.has_ending_cordon(node, self._registration)
-        if not self._parts.is_shutting_down():
+        self._note_mark(node)
+        if not self._is_mark_stale and not self._parts.is_shutting_down():
             await self._wait_for_change(_UNCORDON_AFTER_S, shutting_down=False)
         if cordoned and self._parts.is_shutting_down():
             cordoned = None
         while not self._ended.is_set() and not await self._is_refused():
             shutting_down, wait_s = self._parts.is_shutting_down(), heartbeat.STATUS_POLL_S
-            if cordoned is not shutting_down:
+            if cordoned is not shutting_down or (self._is_mark_stale and not shutting_down):
                 try:
                     await self._set_cordon(node, cordoned=shutting_down)
                     cordoned = shutting_down
@@ -366,11 +372,23 @@ class NodeSession:
         found = await requests.get_node()
         if found is None or found.metadata.uid != node.metadata.uid:
             return  # deleted or replaced: the status loop ends the session
-        patch = registration.plan_cordon(found) if cordoned else registration.plan_uncordon(found, self._registration)
+        if cordoned:
+            patch = registration.plan_cordon(found)
+        else:
+            patch = registration.plan_uncordon(found, self._registration, is_stale=self._is_mark_stale)
         stored = found if patch is None else await requests.patch_node(patch)
+        self._is_mark_stale = cordoned and patch is None and self._is_mark_stale
         self._reporter.succeeded("cordon")
         if stored.spec.unschedulable is not found.spec.unschedulable:
             self._reporter.cordon_changed(found.metadata.name, is_cordoned=cordoned)
+
+    def _note_mark(self, found: Node) -> None:
+        """Remember a stale annotation until its removal, since an operator may cordon the node before.
+
+        During a shutdown the reading may precede the agent's own cordon.
+        """
+        if registration.has_stale_mark(found) and not self._parts.is_shutting_down():
+            self._is_mark_stale = True
 
     def _announced(self, part: AnnouncedPart, *, shutting_down: bool) -> None:
         """Record that the API server knows of the shutdown, or that none is in progress."""

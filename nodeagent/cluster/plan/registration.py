@@ -238,12 +238,17 @@ CORDONED_FOR_SHUTDOWN: Final = "shutdown"
 """Value of the annotation while the agent cordons the node for a shutdown."""
 
 
-def has_ending_cordon(found: Node, policy: RegistrationPolicy) -> bool:
-    """Return whether the agent cordoned the node for a shutdown, or at a registration that the policy does not cordon.
+def has_stale_mark(found: Node) -> bool:
+    """Return whether another program ended the agent's cordon; its annotation would mark a later cordon as the agent's.
 
-    The annotation remains if another program ends the cordon or sets one of its own.
+    Source: ``kubectl uncordon`` changes ``spec.unschedulable`` only.
     """
-    cause = found.metadata.annotations.get(CORDONED_ANNOTATION)
+    return CORDONED_ANNOTATION in found.metadata.annotations and not found.spec.unschedulable
+
+
+def has_ending_cordon(found: Node, policy: RegistrationPolicy) -> bool:
+    """Return whether the node has a cordon of a shutdown, or of a registration that the policy does not cordon."""
+    cause = found.metadata.annotations.get(CORDONED_ANNOTATION) if found.spec.unschedulable else None
     return cause == CORDONED_FOR_SHUTDOWN or (cause == CORDONED_BY_REGISTRATION and not policy.unschedulable)
 
 
@@ -257,17 +262,20 @@ def plan_cordon(found: Node) -> Mapping[str, Any] | None:
     return _patch(found, CORDONED_FOR_SHUTDOWN, {"unschedulable": True})
 
 
-def plan_uncordon(found: Node, policy: RegistrationPolicy) -> Mapping[str, Any] | None:
-    """Return the patch that ends a cordon of the agent; ``None`` without such a cordon.
+def plan_uncordon(found: Node, policy: RegistrationPolicy, *, is_stale: bool = False) -> Mapping[str, Any] | None:
+    """Return the patch that ends a cordon of the agent, or removes a stale annotation; ``None`` without either.
 
     Before a shutdown with a cordon the node was schedulable. If it is registered unschedulable, an operator has
     uncordoned it. The patch fails with a conflict if the Node object has changed.
+
+    Args:
+        found: the Node object.
+        policy: settings of node registration.
+        is_stale: whether the annotation was stale at an earlier reading, so that a cordon is of another program.
     """
-    if not has_ending_cordon(found, policy):
-        return None
-    if not found.spec.unschedulable:  # an operator ended it
+    if has_stale_mark(found) or (is_stale and CORDONED_ANNOTATION in found.metadata.annotations):
         return _patch(found, None, {})
-    return _patch(found, None, {"unschedulable": None})
+    return _patch(found, None, {"unschedulable": None}) if has_ending_cordon(found, policy) else None
 
 
 def _patch(found: Node, annotation: str | None, spec: dict[str, Any]) -> dict[str, Any]:

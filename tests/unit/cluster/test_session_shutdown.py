@@ -90,6 +90,55 @@ def test_cordon_of_an_operator_is_kept_when_the_configuration_requires_none() ->
     assert cluster.unschedulable
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_cordon_of_an_operator_after_the_end_of_the_registration_cordon_is_kept(*, restart: bool) -> None:
+    cluster = Cluster()
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        cluster.server.node["spec"]["unschedulable"] = False
+        await asyncio.sleep(400)
+
+    if restart:
+        cluster.run(5)
+        cluster.server.node["spec"]["unschedulable"] = False
+        cluster.run(2)
+    else:
+        cluster.run(420, script)
+    assert CORDONED not in cluster.server.node["metadata"]["annotations"]
+    cluster.server.node["spec"]["unschedulable"] = True
+    cluster.policy = RegistrationPolicy(unschedulable=False)
+    cluster.run(60)
+    assert cluster.unschedulable
+    assert cluster.logged("node_uncordoned") == []
+
+
+@pytest.mark.parametrize("cause", ["no-kubelet", "shutdown"])
+def test_cordon_of_an_operator_before_the_removal_of_a_stale_annotation_is_kept(cause: str) -> None:
+    cluster = Cluster(policy=RegistrationPolicy(unschedulable=False))
+    cluster.run(5)
+    cluster.server.node["metadata"]["annotations"][CORDONED] = cause
+    cluster.status_api.outdated = 1
+
+    async def script() -> None:
+        await asyncio.sleep(0.05)
+        cluster.server.node["spec"]["unschedulable"] = True
+
+    cluster.run(60, script)
+    assert cluster.unschedulable
+    assert CORDONED not in cluster.server.node["metadata"]["annotations"]
+
+
+def test_refused_removal_of_a_stale_annotation_does_not_affect_the_status() -> None:
+    cluster = Cluster()
+    cluster.run(5)
+    cluster.server.node["spec"]["unschedulable"] = False
+    cluster.server.denied = {("PATCH", "nodes")}
+    cluster.run(700)
+    assert len(cluster.status_api.times("/status")) == 4
+    assert [each["part"] for each in cluster.logged("api_request_failed")] == ["cordon"]
+
+
 def test_cordon_of_the_registration_is_kept_during_a_shutdown_that_starts_before_its_end() -> None:
     cluster = Cluster()
     cluster.run(5)

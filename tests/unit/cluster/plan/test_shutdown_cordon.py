@@ -50,6 +50,15 @@ def test_cordon_of_an_operator_or_of_the_configuration_is_kept(cause: str, polic
     assert plan_uncordon(found, policy) is None
 
 
-def test_annotation_of_a_node_that_an_operator_uncordoned_is_removed_alone() -> None:
+@pytest.mark.parametrize("cause", ["shutdown", "no-kubelet"])
+def test_annotation_of_a_node_that_an_operator_uncordoned_is_removed_alone(cause: str) -> None:
     metadata = {"resourceVersion": "7", "annotations": {CORDONED: None}}
-    assert plan_uncordon(node("shutdown"), RegistrationPolicy()) == {"metadata": metadata}
+    assert plan_uncordon(node(cause), RegistrationPolicy()) == {"metadata": metadata}
+
+
+@pytest.mark.parametrize("cause", ["shutdown", "no-kubelet"])
+def test_cordon_that_follows_a_stale_annotation_is_kept(cause: str) -> None:
+    metadata = {"resourceVersion": "7", "annotations": {CORDONED: None}}
+    found = node(cause, unschedulable=True)
+    assert plan_uncordon(found, SCHEDULABLE, is_stale=True) == {"metadata": metadata}
+    assert plan_uncordon(node("", unschedulable=True), SCHEDULABLE, is_stale=True) is None
