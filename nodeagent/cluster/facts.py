@@ -168,11 +168,14 @@ def read_label_file(path: Path) -> dict[str, str]:
     """Return the labels in a file with a line ``NAME=VALUE`` each. Comments start with ``#``.
 
     Raises:
-        ConfigError: the file cannot be read, is not trusted, or a line is invalid.
+        ConfigError: the file cannot be read, is not trusted or too large, or a line is invalid.
     """
     try:
         with open(open_trusted(path), "rb") as file:  # noqa: PTH123 - opens a descriptor, not a path
-            lines = file.read(_MAX_LABEL_BYTES).decode("ascii").splitlines()
+            content = file.read(_MAX_LABEL_BYTES + 1)
+        if len(content) > _MAX_LABEL_BYTES:
+            raise ConfigError(f"{path}: larger than {_MAX_LABEL_BYTES >> 10} KiB")
+        lines = content.decode("ascii").splitlines()
         return parse_labels(",".join(each for each in lines if not each.lstrip().startswith("#")))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error

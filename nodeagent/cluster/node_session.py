@@ -308,11 +308,16 @@ class NodeSession:
     async def _keep_labels(self, node: Node) -> None:
         """Apply the configured labels to a kept object and after each change.
 
+        Labels are applied after two equal readings, since the file of labels can be read while it is rewritten. The
+        reading of the registration does not count: it adds labels only, and precedes the first one here at once.
+
         A refusal, such as of a label that a node certificate may not set, does not affect the heartbeats.
         """
+        previous: Mapping[str, str] | None = None
         while not self._ended.is_set() and not await self._is_refused():
             labels, wait_s = await self._parts.read_labels(), heartbeat.STATUS_POLL_S
-            if labels is not None and labels != self._applied:
+            is_stable, previous = labels == previous, labels
+            if labels is not None and is_stable and labels != self._applied:
                 try:
                     await self._set_labels(node, labels)
                     self._applied = labels

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from nodeagent.cluster.facts import RUNTIME_DOWN, LabelReader, NodeFactsReader, plain_version
-from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.cluster.facts import RUNTIME_DOWN, LabelReader, NodeFactsReader, plain_version, read_label_file
+from nodeagent.errors import ConfigError, RuntimeUnavailableError
 from nodeagent.model.node import RuntimeInfo
 from nodeagent.model.runtime import Image
 from nodeagent.runtime.cri import RuntimeStatus
@@ -73,6 +73,16 @@ async def test_labels_of_the_file_precede_those_of_the_settings_and_are_read_aga
     assert await reader.read() is None
     assert [text in stream.getvalue() for text in ("'zone': write a list", "not trusted")] == [True, True]
     assert await LabelReader({"a": "b"}, None, states).read() == {"a": "b"}
+
+
+def test_label_file_above_64_kib_is_refused_not_cut(tmp_path: Path) -> None:
+    file = tmp_path / "labels"
+    text = "zone=b\n#".ljust((64 << 10) - 7, "x") + "\npool=a"
+    file.write_text(text)
+    assert read_label_file(file) == {"zone": "b", "pool": "a"}
+    file.write_text(text + "b")
+    with pytest.raises(ConfigError, match="larger than 64 KiB"):
+        read_label_file(file)
 
 
 @pytest.mark.parametrize(

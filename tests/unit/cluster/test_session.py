@@ -117,17 +117,17 @@ def test_labels_follow_the_configuration_at_run_time_and_those_of_an_operator_ar
 
     async def script() -> None:
         for labels in ({zone: "b", "pool": "core"}, None, {zone: "c"}):
-            await asyncio.sleep(15)
+            await asyncio.sleep(25)
             node = cluster.server.node
             seen.append(dict(node["metadata"]["labels"]))
             if len(seen) == 1:
                 changed = {**node["metadata"], "labels": {**node["metadata"]["labels"], "pool": "of-operator"}}
                 cluster.server.put(NODES, "node-1", {**node, "metadata": changed})
             cluster.labels = labels
-        await asyncio.sleep(15)
+        await asyncio.sleep(25)
         seen.append(dict(cluster.server.node["metadata"]["labels"]))
 
-    cluster.run(70, script)
+    cluster.run(110, script)
     assert [(each[zone], each["pool"]) for each in seen] == [
         ("a", "edge"),
         ("b", "of-operator"),
@@ -161,8 +161,42 @@ def test_changed_labels_are_applied_after_a_restart_and_after_a_conflict() -> No
     cluster.run(5)
     cluster.labels = {"zone": "b"}
     cluster.status_api.outdated = 1
-    cluster.run(5)
+    cluster.run(15)
     assert cluster.server.node["metadata"]["labels"]["zone"] == "b"
+
+
+def test_labels_that_are_absent_in_one_reading_are_kept() -> None:
+    cluster = Cluster(labels={"zone": "a"})
+
+    async def script() -> None:
+        await asyncio.sleep(15)
+        cluster.labels = {}  # the file is rewritten in place
+        await asyncio.sleep(10)
+        cluster.labels = {"zone": "a"}
+        await asyncio.sleep(10)
+        cluster.labels = None  # an unreadable file between two equal readings
+        await asyncio.sleep(10)
+        cluster.labels = {}
+        await asyncio.sleep(10)
+        assert cluster.server.node["metadata"]["labels"]["zone"] == "a"
+        await asyncio.sleep(10)
+
+    cluster.run(70, script)
+    assert "zone" not in cluster.server.node["metadata"]["labels"]
+
+
+def test_labels_that_are_absent_at_a_restart_only_are_kept() -> None:
+    cluster = Cluster(labels={"zone": "a"})
+    cluster.run(5)
+    cluster.labels = {}
+
+    async def script() -> None:
+        await asyncio.sleep(5)
+        cluster.labels = {"zone": "a"}
+
+    cluster.run(60, script)
+    assert cluster.server.node["metadata"]["labels"]["zone"] == "a"
+    assert not cluster.logged("node_labels_changed")
 
 
 def test_start_and_cancellation_of_a_shutdown_are_reported_within_a_second() -> None:
