@@ -229,6 +229,8 @@ class ClientCertificate:
             found = await self._send(ApiRequest("GET", f"{REQUESTS}/{request.name}"), is_usable=is_usable)
         except ApiServerError as error:
             if isinstance(error, ApiServerRefusedError) and error.status == _NOT_FOUND:
+                deleted = ApiServerUnavailableError(f"certificate request {request.name} was deleted")
+                self._reporter.failed(_PART, deleted)
                 left_s = plan.replacement_wait_s(request, self._clock.now())
                 if not left_s:
                     await asyncio.to_thread(self._files.clear_request)

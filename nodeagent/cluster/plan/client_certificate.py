@@ -8,7 +8,7 @@ every 32 s; an approver of a fleet would read thousands of equal requests.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
@@ -98,8 +98,11 @@ def next_step(
         return Step.SEND, 0.0
     if request.state is not RequestState.PENDING:
         return Step.POLL, POLL_S
+    age_s = (now - request.requested_at).total_seconds()
+    if age_s < 0:  # the clock was set back
+        return Step.POLL, POLL_S
     # An approver usually answers within a second; a fleet that waits for an absent one sends a request per minute each.
-    return Step.POLL, min(POLL_S, max(_FIRST_POLL_S, (now - request.requested_at).total_seconds() / 4))
+    return Step.POLL, min(POLL_S, max(_FIRST_POLL_S, age_s / 4))
 
 
 def renewal_at(certificate: Certificate, jitter: float) -> datetime:
@@ -109,8 +112,9 @@ def renewal_at(certificate: Certificate, jitter: float) -> datetime:
 
 
 def replacement_wait_s(request: CertificateRequest, now: datetime) -> float:
-    """Return the seconds until a new request may replace a deleted one; 0 if it may now."""
-    return max(0.0, min(POLL_S, (request.requested_at + timedelta(seconds=POLL_S) - now).total_seconds()))
+    """Return the seconds until a new request may replace a deleted one; 0 at once, also after a clock set back."""
+    age_s = (now - request.requested_at).total_seconds()
+    return max(0.0, POLL_S - age_s) if age_s >= 0 else 0.0
 
 
 def certificate_problem(found: Certificate | None, node: str, now: datetime) -> str:

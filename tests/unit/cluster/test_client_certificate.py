@@ -209,11 +209,27 @@ async def test_approver_absent_for_an_hour_receives_one_request(authority: Autho
 async def test_request_deleted_at_once_is_replaced_after_a_minute(authority: Authority, tmp_path: Path) -> None:
     async with node_of(authority, tmp_path) as node:
         await node.step()
+        deleted = node.signer.waiting["metadata"]["name"]
         node.signer.delete()
         node.advance(20)
         assert await node.step() == pytest.approx(40)
         assert not node.server.objects[CSRS]
+        (failed,) = [each for each in map(json.loads, node.stream.getvalue().splitlines()) if "error" in each]
+        assert failed["error"] == f"certificate request {deleted} was deleted"
         node.advance(40)
+        await node.step(2)
+        assert len(node.server.objects[CSRS]) == 1
+
+
+async def test_request_of_a_clock_that_was_ahead_is_polled_each_minute_and_replaced_after_its_deletion(
+    authority: Authority, tmp_path: Path
+) -> None:
+    async with node_of(authority, tmp_path) as node:
+        node.advance(86_400)
+        await node.step()
+        node.advance(-86_400)
+        assert await node.step() == 60
+        node.signer.delete()
         await node.step(2)
         assert len(node.server.objects[CSRS]) == 1
 

@@ -41,7 +41,7 @@ def request(state: RequestState, age_s: float = 0.0) -> CertificateRequest:
         (None, request(RequestState.PENDING), 0, Step.POLL, 1),
         (None, request(RequestState.PENDING, 100), 0, Step.POLL, 25),
         (None, request(RequestState.PENDING, 3600), 0, Step.POLL, 60),
-        (None, request(RequestState.PENDING, -3600), 0, Step.POLL, 1),
+        (None, request(RequestState.PENDING, -3600), 0, Step.POLL, 60),
         (DAY, request(RequestState.DENIED), 23, Step.POLL, 60),
         (DAY, request(RequestState.FAILED), 23, Step.POLL, 60),
         (DAY, request(RequestState.REFUSED), 23, Step.POLL, 60),
@@ -85,6 +85,13 @@ def test_no_request_is_created_while_one_exists(
     assert step in (Step.SEND, Step.POLL)
     assert 0 <= wait_s <= 60
     assert 0 <= replacement_wait_s(request(state), T0 + after) <= 60
+
+
+@pytest.mark.parametrize(("age_s", "wait_s"), [(0, 60), (20, 40), (60, 0), (3600, 0), (-1, 0), (-3600, 0)])
+def test_deleted_request_is_replaced_a_minute_after_its_creation_or_at_once_after_a_clock_set_back(
+    age_s: float, wait_s: float
+) -> None:
+    assert replacement_wait_s(request(RequestState.PENDING, age_s), T0) == wait_s
 
 
 @pytest.mark.parametrize(
