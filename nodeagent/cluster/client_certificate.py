@@ -224,6 +224,7 @@ class ClientCertificate:
 
     async def _poll(self, request: CertificateRequest, wait_s: float, *, is_usable: bool) -> float:
         from nodeagent.kube.api_client import ApiRequest  # noqa: PLC0415 - as above
+        from nodeagent.kube.certificate import certificates_only  # noqa: PLC0415 - as above
 
         try:
             found = await self._send(ApiRequest("GET", f"{REQUESTS}/{request.name}"), is_usable=is_usable)
@@ -240,7 +241,7 @@ class ClientCertificate:
             raise
         state, detail = plan.judge_answer(found)
         if state is RequestState.UNPROVEN:
-            pem = found.status.certificate + b"\n" + request.key.encode("ascii")
+            pem = certificates_only(found.status.certificate) + request.key.encode("ascii")
             _, detail = await asyncio.to_thread(read_usable, pem, self._node, self._clock)
             if not detail:
                 await self._adopt(request, pem)

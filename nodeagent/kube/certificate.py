@@ -11,21 +11,23 @@ from typing import Final
 
 from nodeagent.model.kubernetes import Certificate
 
-_PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+_PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
+_MAX_BYTES: Final = 64 << 10
+"""Maximum length of a certificate in base64; the time of parsing grows with the square of its length."""
 _SEQUENCE, _SET, _VERSION, _UTC_TIME, _GENERAL_TIME = 0x30, 0x31, 0xA0, 0x17, 0x18
 _ATTRIBUTES: Final = {bytes.fromhex("550403"): "CN", bytes.fromhex("55040a"): "O"}
 """Names of the attributes of a subject by object identifier. Source: RFC 5280, appendix A.1."""
 
 
 def parse_certificate(pem: bytes) -> Certificate | None:
-    """Return the facts of the first certificate in PEM form; ``None`` without a valid certificate.
+    """Return the facts of the first certificate in PEM form; ``None`` without a valid certificate of at most 64 KiB.
 
     The library for signing requests is not used: it takes 9 MiB of memory, for each daemon with a certificate.
 
     Source: RFC 5280, section 4.1: version, serial number, signature, issuer, validity, subject.
     """
     found = _PEM.search(pem)
-    if found is None:
+    if found is None or len(found[1]) > _MAX_BYTES:
         return None
     try:
         certificate = _der_content(base64.b64decode(found[1]), _SEQUENCE)
@@ -44,6 +46,11 @@ def expiry(pem: bytes) -> datetime | None:
     """Return the end of validity of the first certificate in PEM form; ``None`` without a valid certificate."""
     found = parse_certificate(pem)
     return None if found is None else found.not_after
+
+
+def certificates_only(pem: bytes) -> bytes:
+    """Return the certificates in PEM form without the text around them, in which RFC 7468 permits an explanation."""
+    return b"".join(each[0] + b"\n" for each in _PEM.finditer(pem))
 
 
 def _attributes(subject: bytes) -> Iterator[str]:

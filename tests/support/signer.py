@@ -42,8 +42,9 @@ class Signer:
         before_s: float = 600,
         after_s: float = 600,
         key: ec.EllipticCurvePublicKey | None = None,
+        text: str = "",
     ) -> None:
-        """Approve the waiting request and issue a certificate, by default the requested one."""
+        """Approve the waiting request and issue a certificate, by default the requested one, after explanatory text."""
         ca = x509.load_pem_x509_certificate(self.authority.ca_file.read_bytes())
         ca_key = serialization.load_pem_private_key((self.authority.directory / "ca.key").read_bytes(), None)
         assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
@@ -61,7 +62,7 @@ class Signer:
             .not_valid_after(now + timedelta(seconds=after_s))
             .sign(ca_key, hashes.SHA256())
         )
-        pem = issued.public_bytes(serialization.Encoding.PEM)
+        pem = text.encode() + issued.public_bytes(serialization.Encoding.PEM)
         self.answer({"type": "Approved", "status": "True"}, certificate=base64.b64encode(pem).decode())
 
     def answer(self, *conditions: dict[str, str], certificate: str = "") -> None:

@@ -120,7 +120,7 @@ def replacement_wait_s(request: CertificateRequest, now: datetime) -> float:
 def certificate_problem(found: Certificate | None, node: str, now: datetime) -> str:
     """Return the reason why a certificate is not usable for a node, for display; empty if it is usable."""
     if found is None:
-        return "not a certificate in PEM form"
+        return "not a certificate in PEM form of at most 64 KiB"
     expected = (f"CN={node_user(node)}", f"O={ORGANIZATION}")
     if tuple(sorted(found.subject)) != expected:
         subject = shortened(escape(", ".join(found.subject)), _MAX_SHOWN)

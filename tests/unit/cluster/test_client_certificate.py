@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import stat
@@ -271,6 +272,25 @@ async def test_wrong_certificate_is_refused_and_the_old_one_stays_in_use(
         node.signer.sign(after_s=6000)
         await node.step()
         assert node.files.certificate.read_bytes() != first
+
+
+async def test_explanatory_text_around_a_certificate_is_dropped(authority: Authority, tmp_path: Path) -> None:
+    async with node_of(authority, tmp_path) as node:
+        pem = await node.bootstrapped(text="Subject: O=Gerät\n", after_s=6000)
+        assert pem.startswith(b"-----BEGIN CERTIFICATE-----\n")
+        assert node.state() is None
+
+
+async def test_text_without_a_certificate_is_refused(authority: Authority, tmp_path: Path) -> None:
+    async with node_of(authority, tmp_path) as node:
+        await node.step()
+        text = "-----BEGIN CERTIFICATE-----\nGerät\n-----END CERTIFICATE-----\n"
+        node.signer.answer(certificate=base64.b64encode(text.encode()).decode())
+        assert await node.step() >= 1
+        assert (node.state(), node.detail) == (
+            RequestState.REFUSED,
+            "not a certificate in PEM form of at most 64 KiB",
+        )
 
 
 async def test_certificate_that_the_api_server_does_not_accept_is_not_used(
