@@ -48,7 +48,8 @@ _RECORDED: Final = frozenset({"unclean_stop", "shutdown_incomplete"})
 """Log events about a stop that was added to the history at the start of the agent."""
 _STOPPED: Final = frozenset({"stopped", "killed"})
 _OUT_OF_SERVICE: Final = f"no pod status is published: the node has the taint {pod_status.OUT_OF_SERVICE_TAINT}"
-_LATER: Final = frozenset({401, 403, 409, 429})
+_CONFLICT: Final = 409
+_LATER: Final = frozenset({401, 403, _CONFLICT, 429})
 """HTTP statuses below 500 after which a pod remains due. 409: a conflict with another writer, or with a new pod of this
 name, which the watch then shows."""
 
@@ -117,7 +118,8 @@ class PodStatuses:
             await self._read_history()
         now_s = self._context.clock.monotonic_s()
         with self._lock:
-            due = [each for uid, each in self._pending.items() if self._due_s.get(uid, now_s) <= now_s]
+            due = [each for uid, each in self._pending.items() if self._due_s.get(uid, 0.0) <= now_s]
+            due.sort(key=lambda each: self._due_s.get(each.uid, 0.0))  # a refused pod follows the others
         if not due or not self._context.watched_pods.is_current:
             return POLL_S
         pods = await self._read_runtime()
@@ -155,20 +157,28 @@ class PodStatuses:
         try:
             await patch(pod.namespace, pod.name, pod_status.status_patch(pod, self._context.clock.now()))
         except ApiServerRefusedError as error:
-            if error.status == 404:  # the watch shows the deletion later
-                self._drop(pod, "")
-            elif error.status in _LATER or error.status >= 500:
-                self._due_s[pod.uid] = self._context.clock.monotonic_s() + reporter.failed(_PART, error)
-            else:
-                reporter.failed(_PART, error)
-                self._drop(pod, str(error))
-            return 0.0
+            return self._after_refusal(pod, error, reporter)
         except ApiServerError as error:
             return reporter.failed(_PART, error)
         reporter.succeeded(_PART)
         self._forget(pod)
         self._context.logger.info("pod_status_published", **_fields(pod), reason=pod.reason, message=pod.message)
         return 0.0
+
+    def _after_refusal(self, pod: EndedPod, error: ApiServerRefusedError, reporter: RegistrationReporter) -> float:
+        """Drop a refused pod, or keep it due; return the seconds until the next attempt.
+
+        The next pod waits unless the refusal concerns this pod only.
+        """
+        if error.status == 404:  # the watch shows the deletion later
+            self._drop(pod, "")
+            return 0.0
+        delay_s = reporter.failed(_PART, error)
+        if error.status not in _LATER and error.status < 500:
+            self._drop(pod, str(error))
+            return 0.0
+        self._due_s[pod.uid] = self._context.clock.monotonic_s() + delay_s
+        return 0.0 if error.status == _CONFLICT else delay_s
 
     async def _read_runtime(self) -> dict[str, RuntimePod] | None:
         """Return the pods in the runtime by UID; ``None`` without an answer."""

@@ -7,6 +7,7 @@ import io
 import json
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -270,6 +271,18 @@ def test_refused_pod_does_not_delay_other_pods(tmp_path: Path) -> None:
     node.run(EVICTED, {**EVICTED, "pod_name": "other", "pod_uid": "uid-other"})
     phases = {name: each["status"]["phase"] for name, each in node.cluster.server.pods.pods.items()}
     assert phases == {"uid-web": "Running", "uid-other": "Failed"}
+
+
+@pytest.mark.parametrize("status", [401, 403, 409, 422, 429, 503])
+def test_next_pod_waits_after_a_refusal_that_does_not_concern_one_pod_only(tmp_path: Path, status: int) -> None:
+    names = ("web", "one", "two", "three", "four")
+    node = Node(tmp_path, *map(pod, names))
+    node.cluster.status_api.refusals = {f"/pods/{name}/status": [status] for name in names}
+    node.run(*({**EVICTED, "pod_name": name, "pod_uid": f"uid-{name}"} for name in names))
+    sent = [(at_s, path.split("/")[-2]) for at_s, path in node.cluster.status_api.sent if "/pods/" in path][:5]
+    assert tuple(name for _, name in sent) == names
+    gaps = [round(later - earlier, 3) for (earlier, _), (later, _) in pairwise(sent)]
+    assert gaps == ([0.0] * 4 if status in {409, 422} else [0.2, 0.4, 0.8, 1.6])
 
 
 def test_status_is_published_after_an_outage(tmp_path: Path) -> None:
