@@ -101,7 +101,7 @@ class PassResult(StrEnum):
 
     NO_PRESSURE = "no-pressure"
     PRESSURE = "pressure"
-    """A threshold is met and not acted on: its grace period runs, or evictions are paused."""
+    """A threshold is met and not acted on: its grace period runs, evictions are paused, or image reclaim failed."""
     RECLAIMED = "reclaimed"
     """Node-level reclaim cleared the threshold."""
     RECLAIMING = "reclaiming"

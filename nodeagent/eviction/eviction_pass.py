@@ -384,7 +384,7 @@ class EvictionPass:
         while evaluation.acting:
             before = self._without_candidate
             found, readings = await self._relieve(evaluation, readings), None
-            result = result if found is PassResult.NO_PRESSURE and before else found
+            result = result if found is PassResult.NO_PRESSURE and self._without_candidate else found
             if found not in NO_VICTIM and found is not PassResult.DRY_RUN:
                 break
             if self._without_candidate == before:

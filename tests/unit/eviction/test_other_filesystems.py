@@ -62,6 +62,13 @@ async def test_nothing_there_is_evicted_while_reclaim_there_fails_and_other_thre
     assert {each["signal"] for each in node.events("eviction_started")} == {"pid.available"}
 
 
+async def test_threshold_there_remains_met_after_image_reclaim_that_follows_another_step_fails() -> None:
+    node = kata_node(reclaims={"unused-images on /kata": _unknown_images})
+    await run_pass(node)
+    assert node.reclaimed == ["dead-containers on /kata", "unused-images on /kata"]
+    assert (node.evicted, node.result()) == ([], "pressure")
+
+
 def _unknown_images() -> Reclaimed:
     raise ObservationError("/kata is no longer known as an image filesystem")
 

@@ -114,6 +114,19 @@ async def test_pod_over_its_storage_limit_is_evicted_behind_a_threshold_without_
     assert (node.evicted, node.result()) == (["greedy"], "evicted")
 
 
+@pytest.mark.parametrize(("is_over", "evicted", "result"), [(True, ["greedy"], "evicted"), (False, [], "no-pod")])
+async def test_storage_limits_are_checked_behind_a_threshold_without_a_victim_after_reclaim_for_another(
+    *, is_over: bool, evicted: list[str], result: str
+) -> None:
+    static = pod("static", memory=900, static=known(value=True))
+    greedy = over_limit("greedy", memory_request_bytes=known(None))
+    node = Node(pods=(greedy, static) if is_over else (static,), limits="memory.available<100Mi,nodefs.available<100Mi")
+    node.readings = lambda: (LOW, read("nodefs.available", 900 if node.reclaimed else 50))
+    await run_pass(node)
+    assert node.reclaimed == ["dead-containers on nodefs"]
+    assert (node.evicted, node.result()) == (evicted, result)
+
+
 async def test_cheap_pods_over_their_storage_limits_do_not_use_up_the_evictions_for_memory() -> None:
     cheap = tuple(over_limit(f"cheap-{number}") for number in range(10))
     node = Node(pods=cheap, policy=EvictionPolicy(max_evictions_per_window=3, max_limit_evictions_per_window=3))
