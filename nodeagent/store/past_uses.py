@@ -81,20 +81,14 @@ def encoded(past: Mapping[str, PastUse]) -> str:
     return json.dumps({image_id: [micros(each.last_used), each.pauses_s] for image_id, each in past.items()})
 
 
-def decoded(text: str) -> dict[str, PastUse]:
-    """Return past uses from their text.
-
-    Raises:
-        ValueError: not such a text.
-        TypeError: not such a text.
-    """
-    values: Any = parse_json(text)
-    if not isinstance(values, dict):
-        raise TypeError(f"past uses of images are {values!r}")
-    found = {}
-    for image_id, (last_us, pauses) in values.items():
-        pauses_s = tuple(map(float, pauses))
-        if not all(map(math.isfinite, pauses_s)):
-            raise ValueError(f"impossible pauses of {image_id}")
-        found[image_id] = PastUse(moment(int(last_us)), pauses_s)
-    return found
+def decoded(text: str) -> dict[str, PastUse] | None:
+    """Return past uses from their text; ``None`` if it is not such a text."""
+    try:
+        values: Mapping[str, Any] = parse_json(text)
+        found = {
+            image_id: PastUse(moment(int(last_us)), tuple(map(float, pauses)))
+            for image_id, (last_us, pauses) in values.items()
+        }
+    except (ValueError, OverflowError, TypeError, AttributeError):
+        return None
+    return found if all(math.isfinite(each) for past in found.values() for each in past.pauses_s) else None

@@ -88,6 +88,7 @@ class StoredUsage(Record):
     Attributes:
         clock: the clock record; ``None`` if the file contains none.
         first_seen: first observations of items whose own time contradicts the clock.
+        past_uses: past uses of images; empty if malformed, since the other rows do not depend on them.
     """
 
     usage: Mapping[str, ImageUsage] = field(default_factory=dict)
@@ -96,6 +97,7 @@ class StoredUsage(Record):
     gaps: tuple[ObservationGap, ...] = ()
     first_seen: Mapping[ItemKey, FirstSeen] = field(default_factory=dict)
     past_uses: Mapping[str, PastUse] = field(default_factory=dict)
+    has_malformed_past_uses: bool = False
 
 
 def read_usage(connection: sqlite3.Connection) -> StoredUsage:
@@ -184,11 +186,12 @@ def _read_tables(connection: sqlite3.Connection, *, complete: bool) -> StoredUsa
             for kind, item, state, boot_id, seen_s in seen
         }
     past = decoded(meta[_PAST_USES]) if _PAST_USES in meta else {}
+    of_past = past or {}, past is None
     former = _former_clock(meta)
     if former is not None and _CLOCK in meta:  # version 0.1 wrote the file last, in wall time
-        return StoredUsage(usage, former, None, gaps, items, past)
+        return StoredUsage(usage, former, None, gaps, items, *of_past)
     clock = _decoded_clock(meta[_CLOCK]) if _CLOCK in meta else former
-    return StoredUsage(usage, clock, _decoded_observation(meta), gaps, items, past)
+    return StoredUsage(usage, clock, _decoded_observation(meta), gaps, items, *of_past)
 
 
 def _former_clock(meta: Mapping[str, str]) -> ClockRecord | None:
@@ -439,6 +442,8 @@ class StateFile:
         except (OSError, StoreError) as error:
             self._fail(str(error))
             return None
+        if stored.has_malformed_past_uses:
+            self._notices.append(f"state database {self._path}: malformed past uses of images were dropped")
         self.written, self._identity = stored, file
         self.loaded = True
         self.problem = ""

@@ -93,14 +93,29 @@ def test_pauses_survive_the_removal_of_an_image_and_restarts(tmp_path: Path) -> 
     assert observe(Store(tmp_path, gaps=gaps), {"a"}, {"a"}, 12)["a"] == (5 * HOUR_S + 1e-6, 5 * HOUR_S + 1e-6)
 
 
-@pytest.mark.parametrize("text", ["[]", '{"a": 1}', '{"a": [1, ["x"]]}', '{"a": [1, [Infinity]]}', "x"])
-def test_malformed_past_uses_are_a_corrupt_file(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"a": 1}',
+        '{"a": [1, ["x"]]}',
+        '{"a": [1, [Infinity]]}',
+        '{"a": [1e400, []]}',
+        '{"a": [1e30, []]}',
+        "x",
+        1,
+    ],
+)
+def test_malformed_past_uses_are_dropped_and_the_other_rows_are_kept(tmp_path: Path, text: str | int) -> None:
     observe(Store(tmp_path), {"a"}, {"a"}, 0)
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as file, file:
         file.execute("INSERT OR REPLACE INTO meta VALUES ('past_image_uses', ?)", (text,))
     store = Store(tmp_path)
-    assert [each for each in store.take_notices() if "malformed" in each]
+    (notice,) = store.take_notices()
+    assert "malformed past uses" in notice
+    assert store.usage()["a"].last_used == T0
     assert observe(store, {"a"}, {"a"}, 1) == {"a": ()}
+    assert Store(tmp_path).take_notices() == ()
 
 
 def test_past_uses_are_removed_from_a_file_that_is_written_completely(tmp_path: Path) -> None:
