@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION, LABELS_ANNOTATION, TAINT_EFFECTS, TAINT_KEYS
+from nodeagent.cluster.plan.registration import (
+    CORDONED_ANNOTATION,
+    LABELS_ANNOTATION,
+    TAINT_EFFECTS,
+    TAINT_KEYS,
+    UNCLEAN_STOP_ANNOTATION,
+)
 from nodeagent.model.clock import not_before
 from nodeagent.model.kubernetes import NO_KUBELET_TAINT, REGISTERED_ANNOTATION, Node, StatusCondition, Taint
 from nodeagent.record import Record
@@ -268,7 +274,7 @@ class WithdrawalPlan(Record):
     kept: str = ""
 
 
-_ANNOTATIONS: Final = (REGISTERED_ANNOTATION, CORDONED_ANNOTATION, LABELS_ANNOTATION)
+_ANNOTATIONS: Final = (REGISTERED_ANNOTATION, CORDONED_ANNOTATION, LABELS_ANNOTATION, UNCLEAN_STOP_ANNOTATION)
 
 
 def plan_withdrawal(found: Node, *, has_kubelet: bool) -> WithdrawalPlan:

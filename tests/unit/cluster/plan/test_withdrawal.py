@@ -15,7 +15,7 @@ OWN_TAINTS = (
 )
 FOREIGN = Taint(key="node.kubernetes.io/disk-pressure", effect="NoSchedule")
 CORDONED = {"nodeagent.dev/registered": "created", "nodeagent.dev/cordoned": "no-kubelet", "example.com/a": "b"}
-LABELLED = {**CORDONED, "nodeagent.dev/labels": "zone=a"}
+ANNOTATED = {**CORDONED, "nodeagent.dev/labels": "zone=a", "nodeagent.dev/unclean-stop": "2026-01-01T00:00:00Z"}
 
 
 def node(**fields: Any) -> Node:
@@ -26,12 +26,14 @@ def node(**fields: Any) -> Node:
 
 
 def test_own_taints_annotations_and_cordon_are_removed_beside_a_kubelet() -> None:
-    found = node(annotations=LABELLED, taints=(OWN_TAINTS[0], FOREIGN, OWN_TAINTS[1]), unschedulable=True)
+    found = node(annotations=ANNOTATED, taints=(OWN_TAINTS[0], FOREIGN, OWN_TAINTS[1]), unschedulable=True)
     plan = plan_withdrawal(found, has_kubelet=True)
     assert plan.patch == {
         "metadata": {
             "resourceVersion": "7",
-            "annotations": dict.fromkeys(f"nodeagent.dev/{each}" for each in ("registered", "cordoned", "labels")),
+            "annotations": dict.fromkeys(
+                f"nodeagent.dev/{each}" for each in ("registered", "cordoned", "labels", "unclean-stop")
+            ),
         },
         "spec": {"taints": [{"key": FOREIGN.key, "effect": "NoSchedule"}], "unschedulable": None},
     }
