@@ -85,7 +85,7 @@ class StatusReader:
     async def outlook(self, context: DaemonContext | None) -> KnownOutlook:
         """Return the outlook of the daemon; without a daemon that of its record."""
         if context is not None:
-            return KnownOutlook.of(context.trend.outlook_at(context.clock.now()))
+            return KnownOutlook.of(context.trend, context.clock.now())
         async with self._one_at_a_time:
             layout, _ = await self._layouts.read()
         return await read_outlook(self._agent.settings, layout, self._agent.clock.now())
@@ -126,9 +126,10 @@ class StatusReader:
 async def pressure_document(reader: StatusReader, context: DaemonContext) -> Pressure:
     """Return the signal readings with their thresholds; trends compare with the previous readings."""
     layout, readings, evaluation, warnings = await reader.read(context.eviction)
-    document = Pressure.of(layout, readings, evaluation, warnings, reader.earlier)
+    known = await reader.outlook(context)
+    document = Pressure.of(layout, readings, evaluation, (*warnings, *known.warnings), reader.earlier)
     reader.earlier = readings
-    return structs.replace(document, outlook=(await reader.outlook(context)).resources)
+    return structs.replace(document, outlook=known.resources)
 
 
 async def explanation_document(

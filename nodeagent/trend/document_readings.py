@@ -14,7 +14,7 @@ from nodeagent.model.outlook import Outlook
 from nodeagent.record import Record
 from nodeagent.trend.documents import ResourceTrend, Trend, TrendMark, TrendPoint, outlook_document
 from nodeagent.trend.plan.outlook import outlook_of
-from nodeagent.trend.recorder import outlook_of_file, trend_policy
+from nodeagent.trend.recorder import NOT_RECORDED, outlook_of_file, trend_policy
 from nodeagent.trend.sample_file import SampleFile, Series
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
     from nodeagent.settings.settings import Settings
     from nodeagent.trend.plan.forecast import Sample
-    from nodeagent.trend.plan.outlook import ResourceOutlook, TrendPolicy
+    from nodeagent.trend.plan.outlook import TrendPolicy
+    from nodeagent.trend.recorder import TrendState
 
 DAY_S: Final = 86_400.0
 LONGEST_S: Final = 90 * 86_400.0
@@ -32,24 +33,26 @@ _MOST_PASSES: Final = 200
 
 
 class KnownOutlook(Record):
-    """Outlook of each resource; without a readable record empty, with a warning."""
+    """Outlook of each resource; without a readable record, or one that has ended, empty with a warning."""
 
     resources: tuple[OutlookDocument, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, outlook: Iterable[ResourceOutlook]) -> KnownOutlook:
-        """Return the outlook that a daemon has computed."""
-        return cls(tuple(map(outlook_document, outlook)))
+    def of(cls, state: TrendState, now: datetime) -> KnownOutlook:
+        """Return the outlook in force that a daemon has computed."""
+        outlook = state.outlook_at(now)
+        return cls(tuple(map(outlook_document, outlook)), () if outlook == state.outlook else (NOT_RECORDED,))
 
 
 async def read_outlook(settings: Settings, layout: SignalLayout, now: datetime) -> KnownOutlook:
     """Return the outlook of each resource from the record of the daemon, which may have stopped."""
     file = SampleFile(settings.state_directory)
     try:
-        return KnownOutlook.of(await asyncio.to_thread(outlook_of_file, file, trend_policy(settings, layout), now))
+        outlook = await asyncio.to_thread(outlook_of_file, file, trend_policy(settings, layout), now)
     except StoreError as error:
         return KnownOutlook(warnings=(str(error),))
+    return KnownOutlook(tuple(map(outlook_document, outlook)))
 
 
 def grown_by(outlooks: Iterable[OutlookDocument], parts: Collection[str]) -> tuple[OutlookDocument, ...]:

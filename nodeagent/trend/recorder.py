@@ -51,6 +51,7 @@ _MOVED: Final = 0.01
 """Change of the use, as a share of the capacity, after which the outlook of a resource is computed at once."""
 _IN_FORCE: Final = timedelta(minutes=30)
 """Maximum age of the newest reading of an outlook: twice the longest time from one computation to the next."""
+NOT_RECORDED: Final = f"no resource was recorded for {format_duration(_IN_FORCE.seconds)}"
 _CURRENT: Final = 60
 """Newest lines in which a resource with an outlook has a reading; a filesystem may hang for less."""
 _IMAGES_KEPT_S: Final = 3600.0
@@ -103,7 +104,7 @@ class TrendState:
     def shortage_at(self, now: datetime) -> ExpectedShortage | None:
         """Return whether a shortage is expected by the outlook in force at a time; ``None`` before the first."""
         if self.shortage is not None and self.outlook_at(now) != self.outlook:
-            return ExpectedShortage(None, f"no resource was recorded for {format_duration(_IN_FORCE.seconds)}")
+            return ExpectedShortage(None, NOT_RECORDED)
         return self.shortage
 
     def collection_forecast(self) -> CollectionForecast | None:

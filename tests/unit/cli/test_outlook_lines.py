@@ -260,7 +260,9 @@ async def test_documents_of_a_daemon_have_no_outlook_of_an_ended_record(
     )
     for words in ("evict --dry-run", "pressure", "status"):
         _, out, _ = await say(capsys, *words.split(), "-o", "json")
-        assert json.loads(out)["outlook"] == [], words
+        document = json.loads(out)
+        assert document["outlook"] == [], words
+        assert "no resource was recorded for 30m" in document["warnings"], words
 
 
 async def test_explain_says_that_the_growth_is_unknown(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
