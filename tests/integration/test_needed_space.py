@@ -164,7 +164,7 @@ def test_requested_space_is_freed_with_no_item_too_many_and_no_image_that_cannot
     usage = os.statvfs(node.containerd.root)
     capacity, before = usage.f_blocks * usage.f_frsize, node.available_bytes
     wanted = before + dice.randint(1, 80 * 1024) * 1024
-    goal = ["--free", str(wanted - before)]
+    goal = ["--free", f"{(wanted - before) >> 10}Ki"]
     if dice.random() < 0.5:
         percent = 100 - wanted * 100 // capacity
         goal, wanted = ["--to", f"{percent}%"], capacity * (100 - percent) // 100
