@@ -50,7 +50,7 @@ _TREND_ERRORS: Final = 2.0
 """Smallest rate of a trend, in standard errors."""
 _TREND_ERRORS_OF_FEW: Final = 4.0
 """The same with fewer than 16 medians, of which an ordinary fluctuation can be the longest part."""
-_RANGE_ERRORS: Final = 2.6
+_RANGE_ERRORS: Final = 2.7
 """Half of the range in standard errors: about 90 % for an error that is estimated from four parts of a window."""
 _RATE_CHANGE: Final = 0.2
 """Relative change of the rate in the future that a range always includes."""
