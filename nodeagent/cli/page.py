@@ -30,7 +30,7 @@ from nodeagent.files import replace_file
 from nodeagent.model.outlook import Outlook
 from nodeagent.text import Cut, escape, fit
 from nodeagent.trend.shortage import SHORTAGE, first_threshold
-from nodeagent.trend.words import forecast_words, next_words, quantity, rate_words, short_name
+from nodeagent.trend.words import forecast_words, next_words, quantity, rate_words, short_name, used_words
 from nodeagent.units import format_bytes, format_duration, format_local_time, localize_times
 
 if TYPE_CHECKING:
@@ -377,9 +377,7 @@ def _templates() -> Environment:
         forecasts=lambda outlook: [forecast_words(outlook, each) for each in outlook.forecasts],
         quantity=lambda value, signal: "?" if value is None else quantity(signal, value),
         usage=lambda value, signal: "?" if value is None else quantity(signal.partition(".psi.")[0], value),
-        used=lambda outlook: (
-            f"{quantity(outlook.resource, outlook.used)} of {quantity(outlook.resource, outlook.capacity)}"
-        ),
+        used=used_words,
     )
     found.globals.update(
         MarkKind=MarkKind,

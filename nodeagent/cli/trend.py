@@ -12,7 +12,7 @@ from nodeagent.cli.reading import read, show_document
 from nodeagent.model.outlook import Outlook
 from nodeagent.text import Cut, fit
 from nodeagent.trend.documents import ResourceTrend, Trend, TrendMark
-from nodeagent.trend.words import amount, forecast_words, next_words, rate_words, short_name
+from nodeagent.trend.words import forecast_words, next_words, rate_words, short_name, used_words
 from nodeagent.units import format_local_time
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ def chart_lines(trend: ResourceTrend, document: Trend, columns: int | None) -> I
     """Yield the record of one resource as a chart with its events below, and its forecasts."""
     outlook = trend.outlook
     share = outlook.used / outlook.capacity
-    yield Line(short_name(outlook), "bold").append(
-        f"  {share:.0%} used, {amount(outlook, outlook.used)} of {amount(outlook, outlook.capacity)}"
-    )
+    yield Line(short_name(outlook), "bold").append(f"  {share:.0%} used, {used_words(outlook)}")
     width = max(_NARROWEST_CHART, (columns or _DEFAULT_COLUMNS) - _AXIS)
     cells = _cells(trend, document.since, document.observed_at, width)
     known = [each for each in cells if each is not None]

@@ -130,9 +130,9 @@ def driver(outlook: OutlookDocument) -> str:
     return f"{known[0].share:.0%} by {known[0].part}" if known else ""
 
 
-def amount(outlook: OutlookDocument, value: float) -> str:
-    """Return an amount of a resource: bytes, percent stalled, or a count of inodes or process ids."""
-    return quantity(outlook.resource, value)
+def used_words(outlook: OutlookDocument) -> str:
+    """Return the amount in use and the capacity, such as ``1.20 GiB of 4.00 GiB``."""
+    return f"{quantity(outlook.resource, outlook.used)} of {quantity(outlook.resource, outlook.capacity)}"
 
 
 def quantity(signal: str, value: float) -> str:
@@ -145,4 +145,4 @@ def quantity(signal: str, value: float) -> str:
 def rate_words(outlook: OutlookDocument, per_s: float) -> str:
     """Return a rate per hour."""
     sign = "-" if per_s < 0 else ""
-    return f"{sign}{amount(outlook, abs(per_s) * 3600)}/h"
+    return f"{sign}{quantity(outlook.resource, abs(per_s) * 3600)}/h"
