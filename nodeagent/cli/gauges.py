@@ -13,7 +13,6 @@ from msgspec import UnsetType
 
 from nodeagent.cli.display import Line, Mark, MarkKind
 from nodeagent.cli.table import (
-    amount,
     is_stall,
     share_at,
     short_amount,
@@ -24,7 +23,7 @@ from nodeagent.cli.table import (
 from nodeagent.eviction.plan.thresholds import MEANINGS
 from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.text import display_width, escape
-from nodeagent.trend.words import duration_range
+from nodeagent.trend.words import duration_range, quantity
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def resource_gauges(status: Status) -> Iterator[Gauge]:
             used_share(each),
             "stalled"
             if is_stall(each)
-            else used_of(amount(each, each.capacity - each.available), amount(each, each.capacity)),
+            else used_of(quantity(each.signal, each.capacity - each.available), quantity(each.signal, each.capacity)),
             limits,
             next_action(limits, hindrances, _expected_times(status, [each]), unrelieved),
             f"limited by {each.limited_by}" if each.limited_by else "",

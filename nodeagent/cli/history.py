@@ -19,8 +19,10 @@ from nodeagent.cli.reading import ask, load_settings
 from nodeagent.cli.table import Heading, Table
 from nodeagent.errors import UsageError
 from nodeagent.eviction.documents import RecordedEviction
+from nodeagent.eviction.plan.thresholds import Unit, unit_of
 from nodeagent.gc.documents.history import HistoryDocument, NodeStopDocument, PastPassDocument
 from nodeagent.text import Cut, escape, fit
+from nodeagent.trend.words import quantity
 from nodeagent.units import SystemClock, format_bytes, format_duration, format_local_time, localize_times, parse_since
 
 if TYPE_CHECKING:
@@ -223,12 +225,8 @@ def _pass_lines(past: PastPassDocument, columns: int | None, *, wide: bool) -> I
 
 def _ranking_lines(eviction: RecordedEviction, columns: int | None) -> Iterator[Line]:
     """Yield the readings and the ranking of an eviction decision."""
-    threshold = eviction.threshold
-    if threshold is not None:
-        yield Line(
-            f"  {threshold.threshold}: {_quantity(eviction.available_before)} available of "
-            f"{_quantity(threshold.capacity)}, {_quantity(eviction.available_after)} afterwards"
-        )
+    if eviction.threshold is not None:
+        yield Line(f"  {reading_words(eviction)}")
     table = Table(
         Heading("RANK", right=True),
         Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16),
@@ -239,12 +237,34 @@ def _ranking_lines(eviction: RecordedEviction, columns: int | None) -> Iterator[
         table.add(
             str(each.rank),
             each.name,
-            "?" if each.usage is None else f"{each.usage:,}",
-            f"{each.request:,}",
+            usage_words(eviction, each.usage),
+            usage_words(eviction, each.request),
             str(each.priority),
             each.reason,
         )
     yield from table.lines(columns)
+
+
+def reading_words(eviction: RecordedEviction) -> str:
+    """Return a threshold with its readings, such as ``pid.available<500: 40 available of 4,096, 90 afterwards``.
+
+    It is empty for an eviction without a threshold.
+    """
+    threshold = eviction.threshold
+    if threshold is None:
+        return ""
+    signal = threshold.threshold
+    before, after = _quantity(signal, eviction.available_before), _quantity(signal, eviction.available_after)
+    if unit_of(signal) is Unit.STALL_PERCENT:
+        return f"{signal}: {before} stalled, {after} afterwards"
+    of = "" if threshold.capacity is None else f" of {quantity(signal, threshold.capacity)}"
+    return f"{signal}: {before} available{of}, {after} afterwards"
+
+
+def usage_words(eviction: RecordedEviction, value: float | None) -> str:
+    """Return an amount that a ranked pod uses or requests; for stalls and storage limits in bytes."""
+    signal = "" if eviction.threshold is None else eviction.threshold.threshold
+    return _quantity("" if unit_of(signal) is Unit.STALL_PERCENT else signal, value)
 
 
 def stop_headline(stop: NodeStopDocument) -> str:
@@ -253,8 +273,8 @@ def stop_headline(stop: NodeStopDocument) -> str:
     return f"{format_local_time(stop.started_at)}  node stop, {stop.kind}{operation}: {stop.end}, {len(stop.pods)} pods"
 
 
-def _quantity(value: float | None) -> str:
-    return "?" if value is None else f"{value:,.0f}"
+def _quantity(signal: str, value: float | None) -> str:
+    return "?" if value is None else quantity(signal, value)
 
 
 def _headline(past: PastPassDocument) -> str:

@@ -23,6 +23,7 @@ from msgspec import UNSET, structs
 from nodeagent.cli.display import MarkKind, warn
 from nodeagent.cli.du import UsageRow, byte_rows
 from nodeagent.cli.gauges import Gauge, given, resource_gauges
+from nodeagent.cli.history import reading_words, usage_words
 from nodeagent.cli.status import state_line
 from nodeagent.cli.table import done_cell, short_reference
 from nodeagent.errors import UsageError
@@ -30,7 +31,7 @@ from nodeagent.files import replace_file
 from nodeagent.model.outlook import Outlook
 from nodeagent.text import Cut, escape, fit
 from nodeagent.trend.shortage import SHORTAGE, first_threshold
-from nodeagent.trend.words import forecast_words, next_words, quantity, rate_words, short_name, used_words
+from nodeagent.trend.words import forecast_words, next_words, rate_words, short_name, used_words
 from nodeagent.units import format_bytes, format_duration, format_local_time, localize_times
 
 if TYPE_CHECKING:
@@ -375,8 +376,8 @@ def _templates() -> Environment:
             for each in outlook.growth[:_MOST_NAMES]
         ],
         forecasts=lambda outlook: [forecast_words(outlook, each) for each in outlook.forecasts],
-        quantity=lambda value, signal: "?" if value is None else quantity(signal, value),
-        usage=lambda value, signal: "?" if value is None else quantity(signal.partition(".psi.")[0], value),
+        readings=reading_words,
+        usage=lambda value, eviction: usage_words(eviction, value),
         used=used_words,
     )
     found.globals.update(

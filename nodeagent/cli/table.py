@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from nodeagent.cli.display import Line, Mark, MarkKind
+from nodeagent.eviction.plan.thresholds import Unit, unit_of
 from nodeagent.text import Cut, display_width, escape, fit
 from nodeagent.units import format_bytes, format_duration
 
@@ -272,7 +273,7 @@ def signal_name(signal: SignalDocument) -> str:
 
 def is_stall(signal: SignalDocument) -> bool:
     """Return whether a signal is a stall percentage; its thresholds are upper limits."""
-    return ".psi." in signal.signal
+    return unit_of(signal.signal) is Unit.STALL_PERCENT
 
 
 def used_share(signal: SignalDocument) -> float:
@@ -296,26 +297,14 @@ def threshold_marks(signal: SignalDocument) -> tuple[Mark, ...]:
     )
 
 
-def amount(signal: SignalDocument, value: float) -> str:
-    """Return a quantity of a signal as text: bytes, percent, inodes or process ids."""
-    if is_stall(signal):
-        return f"{value:g}%"
-    return f"{int(value):,}" if _is_count(signal) else format_bytes(int(value))
-
-
 def short_amount(signal: SignalDocument, value: float) -> str:
     """Return a quantity of a signal as one word; inodes and process ids with about three digits, such as ``16.3M``."""
     if is_stall(signal):
         return f"{value:g}%"
-    if not _is_count(signal):
+    if unit_of(signal.signal) is Unit.BYTES:
         return size_cell(int(value))
     number, suffixes = float(int(value)), iter(("", "k", "M", "G"))
     suffix = next(suffixes)
     while number >= 999.5:
         number, suffix = number / 1000, next(suffixes, "T")
     return f"{number:.3g}{suffix}"
-
-
-def _is_count(signal: SignalDocument) -> bool:
-    name = str(signal.signal)
-    return name.startswith("pid") or name.endswith("inodesFree")

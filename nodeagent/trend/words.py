@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.eviction.plan.thresholds import Unit, unit_of
 from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.trend.shortage import SHORTAGE, FirstThreshold, first_threshold
 from nodeagent.units import format_bytes, format_duration
@@ -18,7 +19,6 @@ _NAMES: Final[Mapping[ThresholdKind, str]] = {
     ThresholdKind.HARD: "eviction",
     ThresholdKind.FULL: "full",
 }
-_COUNTED: Final = ("inodesFree", "pid.")
 
 
 def short_name(outlook: OutlookDocument) -> str:
@@ -136,10 +136,14 @@ def used_words(outlook: OutlookDocument) -> str:
 
 
 def quantity(signal: str, value: float) -> str:
-    """Return an amount of a signal, or of the signal of a threshold: bytes, percent stalled, or a count."""
-    if ".psi." in signal:
-        return f"{round(value, 1):g}%"
-    return f"{int(value):,}" if any(each in signal for each in _COUNTED) else format_bytes(int(value))
+    """Return an amount of a signal in its unit by :func:`~nodeagent.eviction.plan.thresholds.unit_of`."""
+    match unit_of(signal):
+        case Unit.BYTES:
+            return format_bytes(int(value))
+        case Unit.STALL_PERCENT:
+            return f"{round(value, 1):g}%"
+        case Unit.INODES | Unit.PIDS:
+            return f"{int(value):,}"
 
 
 def rate_words(outlook: OutlookDocument, per_s: float) -> str:

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from nodeagent import __version__
 from nodeagent.daemon.health import not_ready
 from nodeagent.daemon.node_filesystems import NodeFilesystemReader
-from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Unit
+from nodeagent.eviction.plan.thresholds import MEANINGS, Operator, Unit, unit_of
 from nodeagent.eviction.signals import LAYOUT_KEPT_S, EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.loops.passes import Activity
 from nodeagent.model.clock import not_before
@@ -27,7 +27,6 @@ from nodeagent.model.outlook import Outlook
 from nodeagent.model.pods import Completeness, PodListReading
 from nodeagent.model.pressure import NodeCondition, NodeFilesystem, Signal
 from nodeagent.telemetry.counters import METRICS, Counters, Histogram, Kind
-from nodeagent.trend.plan.readings import is_in_bytes
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
@@ -232,7 +231,7 @@ class Exposition(Collector):
                 if each.outlook in (Outlook.RANGE, Outlook.REACHED):
                     labels = (outlook.resource, each.threshold.name)
                     gauges.set("nodeagent_threshold_forecast_seconds", each.expected_s or 0.0, *labels)
-            if is_in_bytes(outlook.resource) and outlook.resource != Signal.ALLOCATABLE_MEMORY_AVAILABLE:
+            if unit_of(outlook.resource) is Unit.BYTES and outlook.resource != Signal.ALLOCATABLE_MEMORY_AVAILABLE:
                 rates: dict[str, float] = {}
                 for growing in outlook.growth:
                     rates[growing.category] = rates.get(growing.category, 0.0) + growing.rate_per_s

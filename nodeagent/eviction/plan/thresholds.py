@@ -102,6 +102,15 @@ Source: kubelet ``signalToNodeCondition``, ``signalToResource``, ``OpForSignal``
 specific to nodeagent.
 """
 
+
+def unit_of(text: str) -> Unit:
+    """Return the unit of the signal that a text begins with: a signal, a threshold, or a resource of the trend record.
+
+    The amounts of an unknown signal, such as one of another version, are bytes.
+    """
+    return next((meaning.unit for signal, meaning in MEANINGS.items() if text.startswith(signal)), Unit.BYTES)
+
+
 _POSITIONS: Final[Mapping[Signal, int]] = MappingProxyType({signal: index for index, signal in enumerate(Signal)})
 
 

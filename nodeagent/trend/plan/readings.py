@@ -118,11 +118,6 @@ def recorded_as(signal: Signal, layout: FilesystemLayout, path: str = "") -> str
     return f"{same}.{kind}" if same else resource_name(signal, path)
 
 
-def is_in_bytes(resource: str) -> bool:
-    """Return whether the amounts of a resource are bytes, and not inodes, process ids or stalls."""
-    return ".available" in resource and not resource.startswith("pid.")
-
-
 def largest_and_fastest(amounts: Mapping[str, float], before: Mapping[str, float]) -> Collection[str]:
     """Return the names of at most ``MOST_PARTS`` parts: half of them the largest, the others grew the most."""
     by_size = sorted(amounts, key=lambda part: (-amounts[part], part))

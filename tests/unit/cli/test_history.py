@@ -258,6 +258,45 @@ def test_summary_is_printed_on_a_terminal_only(tmp_path: Path, config: str, monk
     assert "pass:" not in on_terminal(120, "history", "-q", "--config", config).out
 
 
+@pytest.mark.parametrize(
+    ("threshold", "capacity", "before", "after", "words", "usage"),
+    [
+        ("memory.psi.some>30%", 100, 35.24, None, "35.2% stalled, ? afterwards", "2.00 GiB"),
+        ("memory.available<5%", 64 << 30, 2 << 30, 6 << 30, "2.00 GiB available of 64.0 GiB, 6.00 GiB aft", "2.00 GiB"),
+        ("nodefs.inodesFree<5% on /a.available", 9000, 40, 900, "40 available of 9,000, 900 aft", "2,147,483,648"),
+        ("imagefs.available<5% on /pid.x", None, 1 << 30, 2 << 30, "1.00 GiB available, 2.00 GiB aft", "2.00 GiB"),
+        ("future.available<1", 4 << 30, 1024, 2048, "1.00 KiB available of 4.00 GiB, 2.00 KiB aft", "2.00 GiB"),
+    ],
+    ids=["stalls", "memory", "inodes", "no capacity", "unknown signal"],
+)
+def test_eviction_is_printed_in_the_unit_of_its_signal(
+    tmp_path: Path,
+    config: str,
+    *,
+    threshold: str,
+    capacity: int | None,
+    before: float,
+    after: float | None,
+    words: str,
+    usage: str,
+) -> None:
+    rank = {"rank": 1, "name": "shop/big", "usage": 2 << 30, "request": 0, "priority": 0, "reason": "largest"}
+    document = {
+        "threshold": {"threshold": threshold, "capacity": capacity},
+        "ranking": [rank],
+        "available_before": before,
+        "available_after": after,
+    }
+    past = PastPass(
+        "p", datetime.now(UTC), 1.0, "pressure", "pods", "", False, "complete", eviction=json.dumps(document)
+    )
+    store = History(tmp_path / "state")
+    store.add(replace(past, actions=(replace(PLANNED, kind="pod"),)), Retention(timedelta(days=30), 16 << 20))
+    shown = nodeagent("history", "p", "--config", config).stdout
+    assert f"  {threshold}: {words}" in shown
+    assert f"{usage}  " in shown.splitlines()[-1]
+
+
 def recorded(directory: Path, *identities: str, reason: str = "all-unused") -> None:
     for number, identity in enumerate(identities):
         started_at = datetime.now(UTC) - timedelta(minutes=5 - number)

@@ -410,13 +410,16 @@ async def test_growth_of_a_resource_in_bytes_is_exposed_by_category() -> None:
     made.trend.outlook = (
         replace(outlook(), growth=growth),
         replace(outlook(), resource="nodefs.inodesFree", growth=growth),
+        replace(outlook(), resource="nodefs.inodesFree on /a.available", growth=growth[:1]),
         replace(outlook(), resource="pid.available", growth=growth),
+        replace(outlook(), resource="swap.free", growth=growth[2:]),
         replace(outlook(), resource="allocatableMemory.available", growth=growth),
     )
     found = await values(made)
     assert {key: value for key, value in found.items() if key.startswith("nodeagent_growth")} == {
         "nodeagent_growth_bytes_per_second nodefs.available pod-logs": 4.0,
         "nodeagent_growth_bytes_per_second nodefs.available other": 2.0,
+        "nodeagent_growth_bytes_per_second swap.free other": 2.0,
     }
 
 
