@@ -27,7 +27,7 @@ from nodeagent.trend.words import duration_range, quantity
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from nodeagent.daemon.documents import FilesystemStatus, Status
+    from nodeagent.daemon.documents import FilesystemStatus, LoopStatusDocument, Status
     from nodeagent.eviction.documents import SignalDocument, ThresholdDocument
 
 T = TypeVar("T")
@@ -56,6 +56,7 @@ class Limit(NamedTuple):
         next: action once the threshold is met, with the threshold.
         now: action while the threshold is met.
         name: the threshold.
+        due: when the action is due, such as `` in 2m``; empty for the expected time of the threshold.
     """
 
     mark: Mark
@@ -64,6 +65,7 @@ class Limit(NamedTuple):
     next: str
     now: str
     name: str
+    due: str = ""
 
 
 class Gauge(NamedTuple):
@@ -120,7 +122,8 @@ def next_action(
     first = min(acting, key=lambda each: (round(each.mark.share, 3), severity.index(each.mark.kind)))
     hindrance = hindrances.get(first.loop, "")
     time = times.get(first.mark.kind, "")
-    return f"{first.next}{f' in {time}' if time else ''}{f' ({hindrance})' if hindrance else ''}"
+    due = first.due or (f" in {time}" if time else "")
+    return f"{first.next}{due}{f' ({hindrance})' if hindrance else ''}"
 
 
 def resource_gauges(status: Status) -> Iterator[Gauge]:
@@ -135,7 +138,7 @@ def resource_gauges(status: Status) -> Iterator[Gauge]:
     for disk in status.filesystems:
         own = [each for each in others if _is_on(each, disk)]
         others = [each for each in others if each not in own]
-        for gauge, of_gauge in _disk_gauges(disk, own):
+        for gauge, of_gauge in _disk_gauges(disk, own, _loop(status, _IMAGES)):
             times = _expected_times(status, of_gauge)
             yield gauge._replace(action=next_action(gauge.limits, hindrances, times, unrelieved))
     for each in filter(_is_shown, others):
@@ -178,7 +181,7 @@ def used_of(used: str, capacity: str) -> str:
 
 def _hindrance(status: Status, name: str) -> str:
     """Return the reason that a loop does not act; empty if it acts."""
-    loop = next((each for each in status.loops if each.name == name), None)
+    loop = _loop(status, name)
     if loop is None or not status.agent.running:
         return _NO_DAEMON if not status.agent.running else _DISABLED
     if loop.activity == "disabled":
@@ -190,6 +193,10 @@ def _hindrance(status: Status, name: str) -> str:
     return "dry run" if status.agent.dry_run or status.waiting is not None else ""
 
 
+def _loop(status: Status, name: str) -> LoopStatusDocument | None:
+    return next((each for each in status.loops if each.name == name), None)
+
+
 def _is_on(signal: SignalDocument, disk: FilesystemStatus) -> bool:
     """Return whether a signal is measured on a disk; of two disks with one role the first is meant."""
     role, _, kind = signal.signal.partition(".")
@@ -199,7 +206,7 @@ def _is_on(signal: SignalDocument, disk: FilesystemStatus) -> bool:
 
 
 def _disk_gauges(
-    disk: FilesystemStatus, signals: Sequence[SignalDocument]
+    disk: FilesystemStatus, signals: Sequence[SignalDocument], images: LoopStatusDocument | None
 ) -> Iterator[tuple[Gauge, Sequence[SignalDocument]]]:
     """Yield the gauge of a disk with its signals, and one of its inodes if they are scarcer or a threshold is met."""
     percent = given(disk.used_percent)
@@ -216,7 +223,7 @@ def _disk_gauges(
         disk.name,
         percent / 100,
         used_of(format_bytes(capacity - available), format_bytes(capacity)),
-        (*_image_limits(percent, disk.low_percent, disk.high_percent), *_limits_of(of_bytes)),
+        (*_image_limits(percent, disk.low_percent, disk.high_percent, loop=images), *_limits_of(of_bytes)),
         details=", ".join(
             [
                 *([f"inodes {inodes_percent}%"] if inodes else []),
@@ -234,16 +241,24 @@ def _disk_gauges(
         yield Gauge(name, inodes_percent / 100, f"{inodes - free:,} of {inodes:,}", limits), of_inodes
 
 
-def _image_limits(percent: int, low: int | None, high: int | None, unit: str = "") -> tuple[Limit, ...]:
-    """Return the thresholds of image GC; the high threshold of 100 is disabled."""
+def _image_limits(
+    percent: int, low: int | None, high: int | None, unit: str = "", loop: LoopStatusDocument | None = None
+) -> tuple[Limit, ...]:
+    """Return the thresholds of image GC; the high threshold of 100 is disabled.
+
+    ``loop`` is the loop whose last plan shows whether it collects ahead of the high threshold.
+    """
     if low is None or high is None or high >= 100:
         return ()
     is_met = percent >= high
     starts, stops = f"images: collects at {high}%{unit}", f"images: collects down to {low}%{unit}"
-    name = f"image GC {high}%{unit}"
+    name, due = f"image GC {high}%{unit}", ""
+    if loop is not None and loop.collects_ahead:
+        starts = f"images: collects ahead of {high}%"
+        due = " now" if loop.due_in_s is None else f" in {format_duration(loop.due_in_s)}"
     return (
         Limit(Mark(low / 100, MarkKind.GC_LOW), False, "", "", "", ""),
-        Limit(Mark(high / 100, MarkKind.GC_HIGH), is_met, _IMAGES, starts, stops, name),
+        Limit(Mark(high / 100, MarkKind.GC_HIGH), is_met, _IMAGES, starts, stops, name, due),
     )
 
 

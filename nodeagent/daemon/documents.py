@@ -208,6 +208,8 @@ class LoopStatusDocument(Part, frozen=True, kw_only=True):
         result: result of its last run; empty before the first run.
         due_in_s: seconds to its next run; ``None`` if no run is due.
         stuck: whether its progress report is overdue.
+        collects_ahead: whether the last plan collects ahead of the threshold, and was not carried out: in dry run, or
+            postponed until the disk is idle.
     """
 
     name: str
@@ -221,6 +223,7 @@ class LoopStatusDocument(Part, frozen=True, kw_only=True):
     failures: int
     due_in_s: int | None
     stuck: bool
+    collects_ahead: bool = False
 
 
 class PassSummary(Part, frozen=True, kw_only=True):

@@ -153,7 +153,14 @@ class Loop:
         """Record and log the end of a pass; return the seconds until the next pass."""
         lost = report.end is PassEnd.RUNTIME_LOST
         result = "dry-run" if report.dry_run and report.end is PassEnd.COMPLETE else report.end.value
-        self.loop_statuses.ended(self.scope.value, result, detail=report.end_detail, failed=lost)
+        unfinished = report.dry_run or report.end in (PassEnd.CANCELLED, PassEnd.RUNTIME_LOST)
+        self.loop_statuses.ended(
+            self.scope.value,
+            result,
+            detail=report.end_detail,
+            failed=lost,
+            collects_ahead=unfinished and preview.ahead_available_bytes is not None,
+        )
         if not lost:
             self._runtime.answered()
         for event in ("pass_failed", "pass_crashed"):

@@ -144,6 +144,7 @@ class LoopStatus:  # one row of the status document: its attributes are the colu
         started_at: start of the last run; ``ended_at`` its end.
         result: result code of the last run; empty before the first.
         detail: error or shortfall of the last run.
+        collects_ahead: whether the last run planned a collection ahead of its threshold, and did not finish it.
         runs: number of finished runs; ``failures`` the number of failed runs.
         next_run_s: monotonic seconds of the next run; ``None`` if none is scheduled.
         report_until_s: monotonic seconds of the deadline for the next report, after which the task counts as stuck;
@@ -158,6 +159,7 @@ class LoopStatus:  # one row of the status document: its attributes are the colu
     ended_at: datetime | None = None
     result: str = ""
     detail: str = ""
+    collects_ahead: bool = False
     runs: int = 0
     failures: int = 0
     next_run_s: float | None = None
@@ -199,10 +201,13 @@ class LoopStatuses:
         """Record progress; the next report is due within ``within_s`` seconds."""
         self._status(name).report_until_s = self._clock.monotonic_s() + within_s
 
-    def ended(self, name: str, result: str, *, detail: str = "", failed: bool = False) -> None:
+    def ended(
+        self, name: str, result: str, *, detail: str = "", failed: bool = False, collects_ahead: bool = False
+    ) -> None:
         """Record the result of a run."""
         status = self._status(name)
         status.activity, status.result, status.detail = Activity.WAITING, result, detail
+        status.collects_ahead = collects_ahead
         status.ended_at = self._clock.now()
         status.runs += 1
         status.failures += failed

@@ -170,6 +170,33 @@ def test_action_on_a_disk_follows_its_usage(available: int, action: str) -> None
     assert (gauge.action, gauge.is_met) == (action, used > 50)
 
 
+@pytest.mark.parametrize(
+    ("due_in_s", "used", "changes", "action"),
+    [
+        (120, 50, {}, "images: collects ahead of 85% in 2m"),
+        (None, 50, {}, "images: collects ahead of 85% now"),
+        (120, 50, {"dry_run": True}, "images: collects ahead of 85% in 2m (dry run)"),
+        (120, 87, {}, "images: collects down to 80%"),
+    ],
+    ids=["postponed", "running", "dry run", "threshold met"],
+)
+def test_planned_collection_ahead_is_the_next_action_instead_of_the_threshold(
+    *, due_in_s: int | None, used: int, changes: dict[str, bool], action: str
+) -> None:
+    disk = structs.replace(IMAGEFS, available_bytes=(100 - used) * GIB, used_percent=used, inodes_free=110)
+    coming = outlook("nodefs.available", (COLLECTION, Outlook.RANGE, 7200.0))
+    found = status(disk, signals=disk_signals(), outlook=(coming,))
+    loops = tuple(
+        structs.replace(each, due_in_s=due_in_s, collects_ahead=True) if each.name == "images" else each
+        for each in found.loops
+    )
+    gauge, inodes = resource_gauges(
+        structs.replace(found, loops=loops, agent=structs.replace(found.agent, **{"dry_run": False, **changes}))
+    )
+    assert gauge.action == action
+    assert inodes.action.startswith("images: collects at 90% of inodes")
+
+
 def test_inodes_have_a_line_if_they_are_scarcer_than_bytes() -> None:
     scarce = structs.replace(IMAGEFS, inodes_free=90)
     inodes = signal("nodefs.inodesFree", 90, 1000, ("nodefs.inodesFree<5%", 50, 0.0))

@@ -22,6 +22,8 @@ from tests.unit.daemon_node import Daemon, place
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    import pytest
+
 HOUR_S = 3600.0
 IMAGES = 12
 RATE = 8 * GIB / HOUR_S
@@ -107,6 +109,29 @@ async def test_dry_run_logs_the_removals_with_their_reason() -> None:
         assert [each["reason"] for each in planned] == ["collect-ahead"] * 3
         assert "by the forecast imagefs is 85% full in" in planned[0]["why"]
         assert len(made.place.sim.images) > IMAGES
+
+
+def announced(daemon: Daemon) -> bool:
+    (found,) = [each for each in daemon.context.loop_statuses.all if each.name == Scope.IMAGES.value]
+    return found.collects_ahead
+
+
+async def test_collection_ahead_is_announced_until_a_pass_carries_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def busy(_disk: IdleDisk) -> str:
+        return "postponed: busy"
+
+    async with growing(reload_grace="0s") as made:
+        await made.set(dry_run=True)
+        expect(made, RATE)
+        await made.trigger("images")
+        assert announced(made)
+        with monkeypatch.context() as patch:
+            patch.setattr(IdleDisk, "wait", busy)
+            await made.set(dry_run=False)
+            await made.trigger("images")
+        assert announced(made)
+        await made.trigger("images")
+        assert (announced(made), removed(made)) == (False, ["collect-ahead"] * 3)
 
 
 async def test_pass_by_the_interval_has_its_own_trigger() -> None:
