@@ -270,9 +270,7 @@ def _sentences(report: NodeReport, details: NodeDetails | None) -> Iterator[Stat
     for each in coming:
         first = first_threshold([each], SHORTAGE)
         is_near = _next_s(each) == 0 or (first is not None and first.is_near)  # met already, or a shortage is near
-        reached = [forecast_words(each, one) for one in each.forecasts if one.outlook is Outlook.REACHED]
-        words = "; ".join(dict.fromkeys([*reached[-1:], next_words(each)]))
-        yield Statement(f"{short_name(each)}: {words}", "warn" if is_near else "")
+        yield Statement(f"{short_name(each)}: {next_words(each)}", "warn" if is_near else "")
     if not (report.conditions or report.exceeded):
         yield from _no_pressure(report, details, outlooks, is_coming=bool(coming))
     if not report.agent.running:

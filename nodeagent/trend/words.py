@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.thresholds import Unit, unit_of
@@ -32,13 +33,17 @@ def short_resource(resource: str) -> str:
 
 
 def next_words(outlook: OutlookDocument) -> str:
-    """Return what happens next, such as ``image GC at 85% in 2h to 5h, at 1.2 GiB/h, 80% by a/b logs``."""
-    coming = _soonest(outlook)
-    if coming is not None:
-        return driven_words(outlook, coming)
+    """Return what happens next, such as ``image GC at 85%: reached; eviction at 90% in 2h to 5h, at 1.2 GiB/h``.
+
+    It is the last threshold that is reached, then the next one; after image GC also the one that follows.
+    """
     reached = [each for each in outlook.forecasts if each.outlook is Outlook.REACHED]
-    if reached:
-        return forecast_words(outlook, reached[-1])
+    coming = _coming(outlook)
+    collections = list(takewhile(lambda each: each.threshold is ThresholdKind.COLLECTION, coming))
+    named = [*reached[-1:], *coming[: len(collections) + 1]]
+    if named:
+        before = [forecast_words(outlook, each) for each in named[:-1]]
+        return "; ".join([*before, driven_words(outlook, named[-1])])
     unknown = [each for each in outlook.forecasts if each.outlook is Outlook.UNKNOWN]
     return f"unknown: {readings_words(unknown[0])}" if unknown else "no trend"
 
@@ -57,14 +62,14 @@ def part_words(outlook: OutlookDocument, growing: GrowthDocument) -> str:
 
 def growth_words(outlook: OutlookDocument) -> str:
     """Return the rate with which the next threshold is expected and the part that grows most; empty if unknown."""
-    coming = _soonest(outlook)
-    rate = "" if coming is None or coming.rate_per_s is None else f"at {rate_words(outlook, coming.rate_per_s)}"
-    return ", ".join(filter(None, (rate, driver(outlook))))
+    rates = [f"at {rate_words(outlook, each.rate_per_s)}" for each in _coming(outlook) if each.rate_per_s is not None]
+    return ", ".join(filter(None, (*rates[:1], driver(outlook))))
 
 
-def _soonest(outlook: OutlookDocument) -> ForecastDocument | None:
+def _coming(outlook: OutlookDocument) -> list[ForecastDocument]:
+    """Return the forecasts with a range of time, soonest first."""
     coming = [each for each in outlook.forecasts if each.outlook is Outlook.RANGE]
-    return min(coming, key=lambda each: each.expected_s or 0.0, default=None)
+    return sorted(coming, key=lambda each: each.expected_s or 0.0)
 
 
 def driven_words(outlook: OutlookDocument, forecast: ForecastDocument) -> str:

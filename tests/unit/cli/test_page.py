@@ -222,7 +222,7 @@ def test_page_without_a_part_states_it(made: NodeReport, shown: str, hidden: str
 def test_page_has_outlook_thresholds_ranking_reason_and_findings() -> None:
     text = text_of(SMALL)
     for each in (
-        "imagefs: image GC at 85% in 2h to 5h, at 3.00 GiB/h, 70% by shop/checkout-0",
+        "imagefs: image GC at 85% in 2h to 5h, at 3.00 GiB/h; eviction at 90% in 2h to 5h, at 3.00 GiB/h, 70% by shop/",
         "thresholds: image GC 85%, imagefs.available<10%",
         "memory.available<5%: 2.00 GiB available of 64.0 GiB, 6.00 GiB afterwards",
         "Ranking: 10 of 30 pods",

@@ -18,12 +18,13 @@ from nodeagent.trend.documents import (
 )
 from nodeagent.trend.words import duration_range, forecast_words, next_words
 from tests.support.manual_clock import MIDNIGHT
-from tests.unit.outlooks import GIB, HARD, NO_TREND, REACHED, UNKNOWN, forecast, outlook
+from tests.unit.outlooks import FULL, GIB, HARD, NO_TREND, REACHED, SOFT, UNKNOWN, forecast, outlook
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DAY_S = 86_400.0
+IMAGE_GC = "image GC at 85% in 2h to 5h"
 HOSTILE = "shop/\x1b[31mred\nline"
 
 
@@ -35,12 +36,16 @@ HOSTILE = "shop/\x1b[31mred\nline"
         ((forecast(), forecast(HARD, 90 * GIB, expected_s=60.0, earliest_s=60.0, latest_s=60.0)),
          "eviction at 90% in about 1m, at 1.00 GiB/h, 80% by shop/logger volumes"),
         ((forecast(**REACHED), forecast(HARD, 90 * GIB)),
-         "eviction at 90% in 2h to 5h, at 1.00 GiB/h, 80% by shop/logger volumes"),
+         "image GC at 85%: reached; eviction at 90% in 2h to 5h, at 1.00 GiB/h, 80% by shop/logger volumes"),
+        ((forecast(FULL, 100 * GIB, expected_s=9e5), forecast(HARD, 90 * GIB, expected_s=1.1e4), forecast()),
+         f"{IMAGE_GC}, at 1.00 GiB/h; eviction at 90% in 2h to 5h, at 1.00 GiB/h, 80% by shop/logger volumes"),
+        ((forecast(**REACHED), forecast(SOFT, 88 * GIB, **REACHED), forecast(HARD, 90 * GIB, **NO_TREND)),
+         "soft eviction at 88%: reached"),
         ((forecast(**REACHED), forecast(HARD, 90 * GIB, **NO_TREND)), "image GC at 85%: reached"),
         ((forecast(**NO_TREND),), "no trend"),
         ((forecast(**UNKNOWN),), "unknown: 4m of readings"),
     ],
-    ids=["range", "open end", "soonest", "reached and coming", "reached", "no trend", "too few readings"],
+    ids=["range", "open end", "soonest", "then coming", "both", "reached twice", "reached", "no trend", "unknown"],
 )  # fmt: skip
 def test_the_next_event_in_words(forecasts: Sequence[ForecastDocument], words: str) -> None:
     assert next_words(outlook(*forecasts)) == words
