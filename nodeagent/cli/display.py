@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Final, NamedTuple, Self
 
 from nodeagent.text import display_width, escape
+from nodeagent.units import localize_times
 
 _DEFAULT_COLUMNS: Final = 80
 _NARROWEST: Final = 20
@@ -130,9 +131,9 @@ class Line:
 
 
 def warning_lines(warnings: Iterable[str]) -> Iterator[Line]:
-    """Yield the line of each warning."""
+    """Yield the line of each warning, with local times."""
     for each in warnings:
-        yield Line(f"warning: {each}", "yellow")
+        yield Line(f"warning: {localize_times(each)}", "yellow")
 
 
 class MarkKind(StrEnum):
@@ -224,8 +225,8 @@ def say(line: str) -> None:
 
 
 def warn(line: str) -> None:
-    """Write one escaped line to standard error."""
-    sys.stderr.write(f"{escape(line)}\n")
+    """Write one escaped line to standard error, with local times."""
+    sys.stderr.write(f"{escape(localize_times(line))}\n")
 
 
 _WORKING_AFTER_S: Final = 0.5

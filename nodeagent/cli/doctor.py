@@ -71,7 +71,7 @@ from nodeagent.store.sqlite import fault_of
 from nodeagent.text import display_width
 from nodeagent.trend.shortage import NEAR_S, first_shortages
 from nodeagent.trend.words import readings_words, short_name, shortage_words
-from nodeagent.units import SystemClock, format_duration
+from nodeagent.units import SystemClock, format_duration, localize_times
 
 if TYPE_CHECKING:
     from nodeagent.api.outlook import OutlookDocument
@@ -661,9 +661,9 @@ def _print(findings: Sequence[node.Finding], triggers: Sequence[TriggerRow], *, 
     lines = []
     for each in listed:
         label = f"{each.verdict.value:<{words}}  {each.check}{' ' * (width - display_width(each.check))}  "
-        lines.append(Line(f"{label}{each.evidence}", _STYLES[each.verdict], hang=len(label)))
+        lines.append(Line(f"{label}{localize_times(each.evidence)}", _STYLES[each.verdict], hang=len(label)))
         if each.fix:
-            lines.append(Line(f"  fix: {each.fix}", hang=len("  fix: ")))
+            lines.append(Line(f"  fix: {localize_times(each.fix)}", hang=len("  fix: ")))
     for grade in _ORDER:
         checks = [each.check for each in findings if each.verdict is grade and grade in folded]
         if checks:

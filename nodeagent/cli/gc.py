@@ -182,7 +182,7 @@ def _plan_columns(
             not (brief and numbered) or len(set(map(_reason, decisions))) > 1,
         ),
         _PlanColumn(Heading("ID"), item_id, wide),
-        _PlanColumn(_MESSAGE, lambda row: row.first.reason.sentence, wide),
+        _PlanColumn(_MESSAGE, lambda row: localize_times(row.first.reason.sentence), wide),
     ]
 
 
@@ -581,7 +581,7 @@ def _named_exit_code(request: CollectOptions, code: ExitCode, preview: Preview, 
         return code
     kept = [each for plan in preview.plans for each in _kept(plan, selected=True)]
     for each in kept:
-        warn(f"nodeagent: {short_reference(each.name)} is kept: {localize_times(each.reason.sentence)}")
+        warn(f"nodeagent: {short_reference(each.name)} is kept: {each.reason.sentence}")
     if code is not ExitCode.DONE:
         return code
     if not removed:

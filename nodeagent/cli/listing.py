@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from nodeagent.cli.groups import Group, in_groups, repository
 from nodeagent.cli.table import SHORTEST, Heading, age, done_cell, short_id, short_reference, size_cell
 from nodeagent.text import Cut
-from nodeagent.units import format_duration, format_local_time
+from nodeagent.units import format_duration, format_local_time, localize_times
 
 if TYPE_CHECKING:
     from nodeagent.gc.documents.history import NodeStopDocument, PastPassDocument
@@ -425,7 +425,12 @@ IMAGES: Final[ListView[ImageDocument]] = ListView(
         _verdict(lambda row: str(row.verdict)),
         _reason(lambda row: str(row.reason.code)),
         text(
-            "message", "MESSAGE", lambda row: row.reason.sentence, scope=ListScope.WIDE, cut=Cut.END, at_least=_SENTENCE
+            "message",
+            "MESSAGE",
+            lambda row: localize_times(row.reason.sentence),
+            scope=ListScope.WIDE,
+            cut=Cut.END,
+            at_least=_SENTENCE,
         ),
         text(
             "other-tags",
@@ -496,7 +501,12 @@ CONTAINERS: Final[ListView[ContainerDocument]] = ListView(
             brief=lambda row: short_reference(row.image),
         ),
         text(
-            "message", "MESSAGE", lambda row: row.reason.sentence, scope=ListScope.WIDE, cut=Cut.END, at_least=_SENTENCE
+            "message",
+            "MESSAGE",
+            lambda row: localize_times(row.reason.sentence),
+            scope=ListScope.WIDE,
+            cut=Cut.END,
+            at_least=_SENTENCE,
         ),
     ),
     id=lambda row: row.id,

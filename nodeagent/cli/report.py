@@ -35,7 +35,7 @@ from nodeagent.model.outlook import Outlook
 from nodeagent.text import Cut, escape, fit
 from nodeagent.trend.shortage import NEAR_S, is_near
 from nodeagent.trend.words import duration_range, short_resource
-from nodeagent.units import format_bytes, format_duration, format_local_time
+from nodeagent.units import format_bytes, format_duration, format_local_time, localize_times
 
 if TYPE_CHECKING:
     from nodeagent.api.outlook import ForecastDocument
@@ -170,7 +170,7 @@ def _warnings(nodes: list[FleetNode], columns: int | None, most: int) -> Iterato
         name = escape(each.node)
         name = name if columns is None else fit(name, columns // 2, Cut.END)
         for warning in each.warnings[:_WARNINGS]:
-            yield Line(f"{name}: {warning}", hang=2)
+            yield Line(f"{name}: {localize_times(warning)}", hang=2)
         if len(each.warnings) > _WARNINGS:
             yield Line(f"{name}: and {len(each.warnings) - _WARNINGS} more", "dim", hang=2)
     if len(nodes) > most:

@@ -265,7 +265,7 @@ def _image_use(status: Status) -> list[Line]:
     elif use.maximum_unused_age_s is not None:
         lines.append(Line("image use: not observed; no image is removed by age", "yellow"))
     if clock.problem:
-        lines.append(Line(f"clock: {clock.problem}", "bold red"))
+        lines.append(Line(f"clock: {localize_times(clock.problem)}", "bold red"))
     if clock.untrusted_until is not None:
         until = format_local_time(clock.untrusted_until)
         lines.append(Line(f"clock: {clock.detail}; nothing is removed by age before {until}", "bold yellow"))

@@ -17,6 +17,7 @@ import msgspec
 from nodeagent.model.kubernetes import ApiObject, Certificate
 from nodeagent.record import Record, Time
 from nodeagent.text import escape, shortened
+from nodeagent.units import format_time
 
 SIGNER: Final = "kubernetes.io/kube-apiserver-client-kubelet"
 USAGES: Final = ("digital signature", "client auth")
@@ -126,7 +127,7 @@ def certificate_problem(found: Certificate | None, node: str, now: datetime) -> 
         subject = shortened(escape(", ".join(found.subject)), _MAX_SHOWN)
         return f"the certificate is for {subject or 'an empty subject'}, expected {', '.join(expected)}"
     if found.not_after <= now:
-        return f"the certificate expired at {found.not_after:%Y-%m-%d %H:%M} UTC"
+        return f"the certificate expired at {format_time(found.not_after)}"
     return ""
 
 

@@ -612,7 +612,7 @@ def check_certificate(listener: Finding, problem: str, expires_at: datetime | No
         return Finding.problem(METRICS_CHECK, problem, "correct the file; the agent reads it again")
     if expires_at is None:
         return listener
-    left_s, until = (expires_at - now).total_seconds(), f"{expires_at:%Y-%m-%d %H:%M} UTC"
+    left_s, until = (expires_at - now).total_seconds(), format_time(expires_at)
     if left_s <= 0:
         return Finding.problem(METRICS_CHECK, f"the server certificate expired at {until}", _RENEW)
     if left_s < _SOON_S:
@@ -669,7 +669,7 @@ def check_api_access(  # noqa: PLR0913 - one argument for each fact of a reading
         in_pod: whether the identity is the service account of the agent's pod.
     """
     left_s = None if expires_at is None else (expires_at - now).total_seconds()
-    until = "" if expires_at is None else f"{expires_at:%Y-%m-%d %H:%M} UTC"
+    until = "" if expires_at is None else format_time(expires_at)
     if left_s is not None and left_s <= 0:
         return Finding.problem(API_CHECK, f"the client certificate expired at {until}", _RENEW_CLIENT)
     if error:
@@ -722,9 +722,9 @@ def check_client_certificate(  # noqa: PLR0913 - one argument for each fact of a
     progress, fix = _progress(request, node, dry_run=dry_run)
     if found is None or problem:
         return Finding.problem(CERTIFICATE_CHECK, f"{problem or 'no client certificate'}; {progress}", fix)
-    until = f"valid until {found.not_after:%Y-%m-%d %H:%M} UTC"
+    until = f"valid until {format_time(found.not_after)}"
     if request is None:
-        start = "" if renewal_at is None else f", renewed from {renewal_at:%Y-%m-%d %H:%M} UTC"
+        start = "" if renewal_at is None else f", renewed from {format_time(renewal_at)}"
         return Finding.ok(CERTIFICATE_CHECK, f"{until}{start}")
     return Finding.warning(CERTIFICATE_CHECK, f"{until}; renewal: {progress}", fix)
 
@@ -738,7 +738,7 @@ def _progress(request: CertificateRequest | None, node: str, *, dry_run: bool) -
             return f"none is requested: node name longer than {MAX_NODE_NAME} characters", "set kubelet.node_name"
         return "none is requested", "systemctl start nodeagent; journalctl -u nodeagent"
     detail = f": {escape(request.detail)}" if request.detail else ""
-    text = f"request {request.name} of {request.requested_at:%Y-%m-%d %H:%M} UTC {_STATES[request.state]}{detail}"
+    text = f"request {request.name} of {format_time(request.requested_at)} {_STATES[request.state]}{detail}"
     fix = _fix(request.detail)
     if TOKEN_REJECTED in request.detail:
         fix = "write a valid token to kubernetes.bootstrap_token_file: kubeadm token create"

@@ -7,19 +7,30 @@ import getpass  # noqa: F401 - lazily imported; unreadable for an unprivileged u
 import os
 import socket
 import sqlite3
+import time
 from contextlib import closing, nullcontext
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.cli import doctor as checks, doctor as doctor_memory
 from nodeagent.cli.doctor import fix_logind, summary
-from nodeagent.doctor.plan.node import Finding, Grade
+from nodeagent.doctor.plan.node import (
+    Finding,
+    Grade,
+    check_api_access,
+    check_certificate,
+    check_client_certificate,
+    check_image_use,
+)
+from nodeagent.model.kubernetes import Certificate
 from nodeagent.model.node import Role
 from nodeagent.record import replace
 from nodeagent.runtime.connection import K3S_SOCKET
 from nodeagent.settings.loading import load
 from nodeagent.settings.settings import ControlSettings
+from nodeagent.units import format_time
 from tests.support.kubelet_tree import add_process, make_node
 from tests.support.other_user import as_other_user
 from tests.support.terminal import in_pipe, on_terminal
@@ -78,6 +89,31 @@ def test_terminal_shows_problems_first_and_only_the_names_of_other_checks(
         lines = [line.split() for line in all_of_them.out.splitlines()]
         assert [line[1] for line in lines if line[0] in ("ok", "skipped")] == ["configuration", "one", "three", "two"]
         assert lines[0] == ["problem", "five", "worse"]
+
+
+def test_times_are_local_in_the_table_and_utc_in_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    usable = Certificate(("CN=system:node:node-1", "O=system:nodes"), at, at)
+    found = [
+        check_client_certificate(usable, "", None, node="node-1", renewal_at=at, dry_run=False),
+        check_certificate(Finding("metrics", Grade.OK, ""), "", at, at),
+        check_api_access("", (), at, foreign="", has_node=True, now=at),
+        check_image_use(at, at, maximum_s=0.0),
+        Finding("other", Grade.PROBLEM, f"problem at {format_time(at)}", f"wait until {format_time(at)}"),
+    ]
+    monkeypatch.setattr(checks, "run_checks", lambda *_, **__: found)
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    config = tmp_path / "config.toml"
+    config.write_text("")
+    time.tzset()
+    try:
+        table = in_pipe("doctor", "--config", str(config)).out
+        document = in_pipe("doctor", "-o", "json", "--config", str(config)).out
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert document.count("2026-03-01T12:00:00.000Z") == table.count("2026-03-01 13:00:00 CET") == 7
+    assert "UTC" not in document + table
 
 
 @pytest.mark.usefixtures("proc")

@@ -29,14 +29,14 @@ def request(state: RequestState, detail: str = "") -> CertificateRequest:
 @pytest.mark.parametrize(
     ("certificate", "problem", "waiting", "verdict", "words", "fix"),
     [
-        (USABLE, "", None, Grade.OK, "valid until 2026-01-11 00:00 UTC, renewed from 2026-01-10 18:00 UTC", ""),
+        (USABLE, "", None, Grade.OK, "valid until 2026-01-11T00:00:00.000Z, renewed from 2026-01-10T18:00:00.000Z", ""),
         (None, "", None, Grade.PROBLEM, "no client certificate; none is requested", "systemctl start nodeagent"),
         (
             USABLE,
-            "the certificate expired at 2026-01-11 00:00 UTC",
+            "the certificate expired at 2026-01-11T00:00:00.000Z",
             request(RequestState.PENDING),
             Grade.PROBLEM,
-            "expired at 2026-01-11 00:00 UTC; request nodeagent-1 of 2026-01-10 00:00 UTC pending",
+            "expired at 2026-01-11T00:00:00.000Z; request nodeagent-1 of 2026-01-10T00:00:00.000Z pending",
             "kubectl certificate approve nodeagent-1",
         ),
         (
@@ -44,7 +44,7 @@ def request(state: RequestState, detail: str = "") -> CertificateRequest:
             "",
             request(RequestState.PENDING),
             Grade.WARNING,
-            "valid until 2026-01-11 00:00 UTC; renewal: request nodeagent-1 of 2026-01-10 00:00 UTC pending",
+            "valid until 2026-01-11T00:00:00.000Z; renewal: request nodeagent-1 of 2026-01-10T00:00:00.000Z pending",
             "kubectl certificate approve nodeagent-1",
         ),
         (

@@ -103,7 +103,7 @@ def test_deleted_request_is_replaced_a_minute_after_its_creation_or_at_once_afte
         (Certificate(("CN=system:node:node-1",), T0, DAY.not_after), "is for CN=system:node:node-1, expected"),
         (Certificate((*DAY.subject, "O=system:masters"), T0, DAY.not_after), "system:masters"),
         (Certificate((), T0, DAY.not_after), "an empty subject"),
-        (Certificate(DAY.subject, T0, T0), "expired at 2026-01-10 00:00 UTC"),
+        (Certificate(DAY.subject, T0, T0), "expired at 2026-01-10T00:00:00.000Z"),
     ],
 )
 def test_certificate_is_usable_only_for_the_node_and_until_its_end(found: Certificate | None, words: str) -> None:
