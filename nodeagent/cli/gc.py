@@ -273,8 +273,12 @@ def preview_lines(
     show_kept: bool,
     wide: bool = False,
     selected: bool = False,
+    undo_window_s: float = 0.0,
 ) -> Iterator[Line]:
-    """Yield runtime, filesystem usage, warnings and plans of a preview; ``selected`` as in :func:`plan_lines`."""
+    """Yield runtime, filesystem usage, warnings and plans of a preview; ``selected`` as in :func:`plan_lines`.
+
+    ``undo_window_s`` is the undo window of the image removals if a user requests them.
+    """
     snapshot = preview.snapshot
     info = snapshot.runtime
     yield Line(f"{info.name} {info.version} at {info.endpoint}, {snapshot.role.value}", "dim")
@@ -290,8 +294,8 @@ def preview_lines(
         yield from plan_lines(plan, columns, show_kept=show_kept, wide=wide, selected=selected)
     if selected:
         yield from _other_names(preview)
-    if preview.acts and effect_text(preview):
-        yield Line(f"Total: {effect_text(preview)}", "bold")
+    if preview.acts and (text := effect_text(preview, undo_window_s)):
+        yield Line(f"Total: {text}", "bold")
         yield Line()
 
 
@@ -523,11 +527,13 @@ def show_document(request: CollectOptions, document: documents.PreviewDocument) 
     if not request.is_table:
         sys.stdout.write(encode(document, request.output))
         return preview
-    _print_preview(request, preview, document.thresholds())
+    _print_preview(request, preview, document.thresholds(), document.undo_window_s)
     return preview
 
 
-def _print_preview(request: CollectOptions, preview: Preview, policy: ImageGCPolicy | None) -> None:
+def _print_preview(
+    request: CollectOptions, preview: Preview, policy: ImageGCPolicy | None, undo_window_s: float
+) -> None:
     display = standard_output()
     display.write(
         preview_lines(
@@ -537,6 +543,7 @@ def _print_preview(request: CollectOptions, preview: Preview, policy: ImageGCPol
             show_kept=request.show_kept,
             wide=request.output == "wide",
             selected=bool(request.only),
+            undo_window_s=undo_window_s,
         )
     )
 
@@ -658,7 +665,8 @@ def confirm_removals(preview: Preview, undo_window_s: float) -> bool:
         say(f"Image space is freed after the undo window of {window}; now with --undo-window 0s (as root)")
     elif any(each.kind is ItemKind.IMAGE for each in preview.removals):
         say("Image space is freed at once; the removal of these images cannot be undone")
-    effect = f" ({effect_text(preview)})" if effect_text(preview) else ""
+    text = effect_text(preview, undo_window_s)
+    effect = f" ({text})" if text else ""
     if not preview.removals:
         return confirm(f"Remove unreferenced content through the runtime{effect}?")
     counted = Counter(each.kind for each in preview.removals)
@@ -666,19 +674,26 @@ def confirm_removals(preview: Preview, undo_window_s: float) -> bool:
     return confirm(f"Remove {items}{effect}?")
 
 
-def effect_text(preview: Preview) -> str:
+def effect_text(preview: Preview, undo_window_s: float) -> str:
     """Return the predicted effect of a preview: usage of imagefs before and after, and the freed bytes.
 
-    The text is empty if no bytes are predicted.
+    The space of images with an undo window is a step of its own, after the window. The text is empty if no bytes are
+    predicted.
     """
-    if not preview.frees_bytes:
-        return ""
-    frees = f"frees {size(preview.frees_bytes, upper_bound=preview.is_upper_bound)}"
-    before, after = preview.snapshot.image_filesystem, preview.filesystem_after
-    if before is None or after is None:
-        return frees
+    images = sum(each.frees_bytes or 0 for each in preview.removals if each.kind is ItemKind.IMAGE)
+    later = images if undo_window_s else 0
+    steps = [("", preview.frees_bytes - later), (f"after the undo window of {format_duration(undo_window_s)} ", later)]
     bound = "\u2265" if preview.is_upper_bound else ""
-    return f"imagefs {before.used_percent}% -> {bound}{after.used_percent}%, {frees}"
+    before, freed, texts = preview.snapshot.image_filesystem, 0, []
+    for when, size_bytes in steps:
+        if not size_bytes:
+            continue
+        freed += size_bytes
+        after = preview.filesystem_after(freed)
+        used = f"imagefs {before.used_percent}% -> {bound}{after.used_percent}%, " if before and after else ""
+        texts.append(f"{when}{used}frees {size(size_bytes, upper_bound=preview.is_upper_bound)}")
+        before = after
+    return "; ".join(texts)
 
 
 _ANSWER_STEP_S: Final = 0.2
@@ -710,15 +725,14 @@ def confirm(question: str) -> bool:
 
 def show_preview(request: CollectOptions, agent: Previews, preview: Preview) -> None:
     """Print the planned removals and the kept items."""
+    policy, window_s = agent.settings.policy.images, offered_window_s(agent.settings, preview)
     if not request.is_table:
-        policy = agent.settings.policy.images
-        window_s = offered_window_s(agent.settings, preview)
         document = documents.PreviewDocument.of(
             request.scope, preview.snapshot, preview.plans, policy, undo_window_s=window_s
         )
         sys.stdout.write(encode(document, request.output))
         return
-    _print_preview(request, preview, agent.settings.policy.images)
+    _print_preview(request, preview, policy, window_s)
 
 
 def show_report(request: CollectOptions, agent: Agent, report: PassReport, breakdown: Breakdown | None = None) -> None:

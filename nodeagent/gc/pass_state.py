@@ -98,14 +98,16 @@ class Preview(Record):
         """Whether ``frees_bytes`` is an upper bound: the runtime reports image sizes without shared layers."""
         return any(plan.accounting is Accounting.UPPER_BOUND for plan in self.plans if plan.removals)
 
-    @property
-    def filesystem_after(self) -> FsObservation | None:
-        """The image filesystem once the predicted bytes are freed; ``None`` without a reading, or if several exist."""
+    def filesystem_after(self, frees_bytes: int) -> FsObservation | None:
+        """Return the image filesystem once bytes are freed, those of pod logs on another one included.
+
+        ``None`` without a reading, or if several image filesystems exist.
+        """
         observed = self.snapshot.image_filesystem
         if observed is None or self.snapshot.image_filesystems:
             return None
         logs = sum(each.frees_bytes or 0 for each in self.removals if each.kind is ItemKind.POD_LOG_DIRECTORY)
-        available_bytes = observed.available_bytes + self.frees_bytes - logs
+        available_bytes = observed.available_bytes + frees_bytes - logs
         return replace(observed, available_bytes=min(observed.capacity_bytes, available_bytes))
 
     @property

@@ -13,24 +13,26 @@ import pytest
 
 from nodeagent.api.requests import ExplainRequest, PlanRequest
 from nodeagent.cli.gauges import used_of
+from nodeagent.cli.gc import effect_text
 from nodeagent.cli.table import age, size_cell
+from nodeagent.gc.pass_state import Preview
 from nodeagent.gc.plan.image_protection import Irreplaceable, irreplaceable_images
 from nodeagent.gc.plan.images import plan_image_gc
 from nodeagent.gc.plan.policy import LIMITS, Scope
-from nodeagent.model.decision import Decision, ItemKind, ReasonCode, Verdict
+from nodeagent.model.decision import Accounting, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.model.runtime import ContainerState
 from nodeagent.pods.plan.deletion import check_pods
 from nodeagent.record import replace
 from nodeagent.units import format_bytes, format_local_time, localize_times
 from tests.sim.content import Layer
 from tests.sim.node import PAUSE, SimNode
+from tests.unit.builders import NOW, filesystem, snapshot
 from tests.unit.control_node import Node, say, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.gc.pass_state import Preview
     from nodeagent.model.node import NodeSnapshot
 
 SEEDS: Final = range(40)
@@ -146,8 +148,11 @@ async def test_space_in_the_undo_window_is_freed_by_the_printed_command(
             monkeypatch.setattr("nodeagent.config.paths.CONFIG_FILE", str(node.config))
             monkeypatch.setattr("os.geteuid", lambda: 4711)
         _, out, _ = await say(capsys, "gc", "images", *(direct if route == "without a daemon" else ()))
-        before_yes, removed = re.split(r"PROMPT Remove 1 image \(imagefs 90% -> \d\d%, frees \S+ MiB\)\?\n", out)
+        before_yes, removed = re.split(
+            r"PROMPT Remove 1 image \(after the undo window of 10m imagefs 90% -> \d\d%, frees \S+ MiB\)\?\n", out
+        )
         assert "freed after the undo window of 10m; now with --undo-window 0s" in before_yes
+        assert "Total: after the undo window of 10m imagefs 90% -> " in before_yes
         until, command = re.findall(r"until (\S+ \S+ \S+?): .*\n.*without a daemon: nodeagent (.*)\n", removed)[0]
         assert until == format_local_time(sim.now + timedelta(seconds=600))
         sim.collect_garbage()
@@ -156,6 +161,36 @@ async def test_space_in_the_undo_window_is_freed_by_the_printed_command(
         monkeypatch.setattr("os.geteuid", lambda: 0)
         await say(capsys, *command.split(), *direct)
         assert sim.store.used_bytes < kept_bytes - 300 * MIB
+
+
+@pytest.mark.parametrize(
+    ("window_s", "accounting", "container_bytes", "used_percent", "text"),
+    [
+        (0, Accounting.LAYERS, 100, 50, "imagefs 50% -> 20%, frees 300 MiB"),
+        (
+            60,
+            Accounting.LAYERS,
+            100,
+            50,
+            "imagefs 50% -> 40%, frees 100 MiB; {later} imagefs 40% -> 20%, frees 200 MiB",
+        ),
+        (60, Accounting.LAYERS, 0, 50, "{later} imagefs 50% -> 30%, frees 200 MiB"),
+        (60, Accounting.UPPER_BOUND, 0, 50, "{later} imagefs 50% -> \u226530%, frees \u2264 200 MiB"),
+        (60, Accounting.LAYERS, 100, None, "frees 100 MiB; {later} frees 200 MiB"),
+    ],
+    ids=["no window", "both", "images only", "upper bound", "no reading"],
+)
+def test_predicted_effect_has_the_space_of_now_and_that_after_the_undo_window(
+    *, window_s: float, accounting: Accounting, container_bytes: int, used_percent: int | None, text: str
+) -> None:
+    sizes = {ItemKind.CONTAINER: container_bytes, ItemKind.IMAGE: 200}
+    decisions = tuple(
+        Decision(kind, kind.value, "", Verdict.REMOVE, Reason(ReasonCode.UNUSED_TOO_LONG), size * MIB)
+        for kind, size in sizes.items()
+    )
+    observed = snapshot(image_filesystem=None if used_percent is None else filesystem(used_percent))
+    preview = Preview(Scope.ALL, observed, (Plan("images", NOW, decisions, accounting),))
+    assert effect_text(preview, window_s) == text.format(later="after the undo window of 1m")
 
 
 @pytest.mark.parametrize("window", ["10m", "0s"])
@@ -234,7 +269,9 @@ class _Shown:
 
     def _same_row(self, where: str, row: Mapping[str, str], planned: Decision) -> None:
         shown = row["VERDICT"], row["REASON"], row["MESSAGE"]
-        self._same(where, shown, (planned.verdict.value, planned.reason.code.value, planned.reason.sentence))
+        self._same(
+            where, shown, (planned.verdict.value, planned.reason.code.value, localize_times(planned.reason.sentence))
+        )
 
     async def _say(self, *words: str) -> str:
         code, out, err = await say(self._capsys, *words)

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from nodeagent.api.common import decode
+from nodeagent.cli.status import status_view
 from nodeagent.cli.top import PodSort, TopState, after_key, sorted_pods, top_screen, top_view
 from nodeagent.daemon.documents import Top
 from nodeagent.model.pressure import Signal
@@ -109,6 +110,15 @@ def test_effect_of_an_eviction_is_in_the_unit_of_the_ranking() -> None:
     assert [each[:place].split()[-1] for each in rows] == ["FREES", "≥2.00MiB", "?"]
     stalls = structs.replace(found.pods, signal=Signal.IO_PSI_SOME, pods=(pod(1, frees=12.5),))
     assert "12.5%" in "".join(screen(structs.replace(found, pods=stalls), 80, 24))
+
+
+def test_shutdown_in_progress_is_stated_as_in_status() -> None:
+    agent = structs.replace(TOP.agent, ready=False, not_ready_because=("the node is shutting down",))
+    found = structs.replace(TOP, agent=agent)
+    first = next(status_view(found, 80)).text
+    assert "not ready: the node is shutting down" in first
+    assert first == next(top_view(found, 80)).text
+    assert "the node is shutting down" in screen(found, 80, 24)[0]
 
 
 def test_pods_are_named_after_the_signal_of_the_shortage() -> None:
