@@ -173,7 +173,7 @@ def _notice(text: str) -> None:
 
 
 def withdraw_from_cluster(configuration: Path) -> list[tuple[str, str]]:
-    """Remove the agent's own conditions, taints and cordon from its Node object; return the removed and kept parts.
+    """Remove the agent's own conditions, taints and annotations from its Node object; return removed and kept parts.
 
     Without a configured API server no request is sent. A failure does not stop the uninstallation.
     """

@@ -262,9 +262,9 @@ class WithdrawalPlan(Record):
 
     Attributes:
         conditions: types of the agent's node conditions, which are removed.
-        removed: taints, annotations and cordon that are removed, for display.
-        patch: patch that removes taints, annotations and cordon; ``None`` without changes. The patch fails with a
-            conflict if the object has changed.
+        removed: taints and annotations that are removed, for display.
+        patch: patch that removes taints and annotations; ``None`` without changes. The patch fails with a conflict if
+            the object has changed.
         kept: the fields that are kept, with the reason; empty if all are removed.
     """
 
@@ -279,6 +279,9 @@ _ANNOTATIONS: Final = (REGISTERED_ANNOTATION, CORDONED_ANNOTATION, LABELS_ANNOTA
 
 def plan_withdrawal(found: Node, *, has_kubelet: bool) -> WithdrawalPlan:
     """Return the changes that remove the agent's fields from the Node object of this machine.
+
+    A cordon is kept: beside a kubelet no session of the agent removes the annotation of a cordon that an operator
+    ended, so that it does not prove whose cordon the present one is.
 
     Args:
         found: the Node object.
@@ -298,12 +301,8 @@ def plan_withdrawal(found: Node, *, has_kubelet: bool) -> WithdrawalPlan:
     patch: dict[str, Any] = {"metadata": {"resourceVersion": found.metadata.resource_version}}
     if annotations:
         patch["metadata"]["annotations"] = dict.fromkeys(annotations)
-    spec: dict[str, Any] = {}
     if taints:
-        spec["taints"] = [msgspec.to_builtins(each) for each in found.spec.taints if each not in taints]
+        patch["spec"] = {"taints": [msgspec.to_builtins(each) for each in found.spec.taints if each not in taints]}
     if CORDONED_ANNOTATION in annotations and found.spec.unschedulable:
-        spec["unschedulable"] = None
-        removed.append("cordon")
-    if spec:
-        patch["spec"] = spec
+        kept = f"cordon of Node object {name}, which may be an operator's; to end it: kubectl uncordon {name}"
     return WithdrawalPlan(conditions, (*removed, *(f"annotation {each}" for each in annotations)), patch, kept)

@@ -25,7 +25,7 @@ def node(**fields: Any) -> Node:
     return Node(metadata=metadata, spec=NodeSpec(**fields), status=status)
 
 
-def test_own_taints_annotations_and_cordon_are_removed_beside_a_kubelet() -> None:
+def test_own_taints_and_annotations_are_removed_beside_a_kubelet_and_a_cordon_is_kept() -> None:
     found = node(annotations=ANNOTATED, taints=(OWN_TAINTS[0], FOREIGN, OWN_TAINTS[1]), unschedulable=True)
     plan = plan_withdrawal(found, has_kubelet=True)
     assert plan.patch == {
@@ -35,18 +35,21 @@ def test_own_taints_annotations_and_cordon_are_removed_beside_a_kubelet() -> Non
                 f"nodeagent.dev/{each}" for each in ("registered", "cordoned", "labels", "unclean-stop")
             ),
         },
-        "spec": {"taints": [{"key": FOREIGN.key, "effect": "NoSchedule"}], "unschedulable": None},
+        "spec": {"taints": [{"key": FOREIGN.key, "effect": "NoSchedule"}]},
     }
-    assert "cordon" in plan.removed
+    assert "kubectl uncordon node-1" in plan.kept
 
 
 @pytest.mark.parametrize(
-    "annotations", [{"nodeagent.dev/registered": "adopted"}, {"nodeagent.dev/registered": "created"}]
+    ("cordoned", "names_it"), [("", False), ("no-kubelet", True), ("shutdown", True)], ids=["", "registration", "stop"]
 )
-def test_node_that_another_one_cordoned_remains_cordoned(annotations: dict[str, str]) -> None:
+def test_no_annotation_proves_a_cordon_that_is_removed(*, cordoned: str, names_it: bool) -> None:
+    annotations = {"nodeagent.dev/registered": "created"} | ({"nodeagent.dev/cordoned": cordoned} if cordoned else {})
     plan = plan_withdrawal(node(annotations=annotations, unschedulable=True), has_kubelet=True)
     assert plan.patch is not None
     assert "spec" not in plan.patch
+    assert ("kubectl uncordon" in plan.kept) is names_it
+    assert not plan_withdrawal(node(annotations=annotations), has_kubelet=True).kept
 
 
 def test_node_without_a_kubelet_keeps_taints_and_cordon() -> None:
