@@ -15,7 +15,7 @@ from nodeagent.api.common import Document, DocumentError, decode, encode_line
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.display import Line, warn
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.reading import ask, load_settings, print_document, read_node, show_document
+from nodeagent.cli.reading import ask, load_settings, print_document, run_with_agent, show_document
 from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.daemon.control_documents import FindingDocument
 from nodeagent.daemon.documents import Status
@@ -202,13 +202,14 @@ def show_report(source: Source, form: str, page: Path | None, *, doctor: bool, d
         NodeAgentError: the daemon refuses the request or returns an error, or no runtime is found without a daemon.
     """
     write = None if page is None else _page_writer(page)
-    document = ask("NodeReport", NodeReport, {}, source)
+    document, status = ask("NodeReport", NodeReport, {}, source), None
     if document is None:
-        document = _with_daemon(read_node(source, _read_report), source.config)
+        document, status = run_with_agent(load_settings(source.config, source.overrides), _read_report)
+        document = _with_daemon(document, source.config)
     if doctor or page is not None:
         document = structs.replace(document, checks=_checks(source))
     if details or page is not None:
-        document = structs.replace(document, details=_details(source))
+        document = structs.replace(document, details=_details(source, status))
     if write is not None:
         write([document], ())
     elif form == "table":
@@ -269,10 +270,15 @@ def _show_fleet(fleet: Fleet, form: str, *, most: int) -> None:
     show_document(fleet, form, lambda fleet, columns: fleet_lines(fleet, columns, most=most))
 
 
-async def _read_report(agent: Agent) -> NodeReport:
-    from nodeagent.daemon.status import StatusReader, report_document  # noqa: PLC0415 - not needed if the daemon responds
+async def _read_report(agent: Agent) -> tuple[NodeReport, Status]:
+    from nodeagent.daemon.status import (  # noqa: PLC0415 - not needed if the daemon responds
+        StatusReader,
+        report_document,
+        status_document,
+    )
 
-    return await report_document(agent, StatusReader(agent), None)
+    status = await status_document(agent, StatusReader(agent), None)
+    return await report_document(agent, status), status
 
 
 def _with_daemon(document: NodeReport, config: Path | None) -> NodeReport:
@@ -299,8 +305,10 @@ def _checks(source: Source) -> tuple[FindingDocument, ...]:
     )
 
 
-def _details(source: Source) -> NodeDetails:
+def _details(source: Source, status: Status | None) -> NodeDetails:
     """Return the documents of other commands on this node; a part that cannot be read is ``None``.
+
+    ``status`` is the status of the report if this process read it.
 
     Raises:
         NodeAgentError: the status cannot be read.
@@ -322,7 +330,7 @@ def _details(source: Source) -> NodeDetails:
     history = attempt("history", lambda: read_history(source.config, week, direct=source.direct)[0])
     usage = attempt("disk usage", lambda: read_usage(source, _USAGE_WITHIN_S))
     return NodeDetails(
-        status=_status(source),
+        status=_status(source, status),
         usage=None if usage is None else DiskUsageDocument.of(usage.to_model(), _MOST_ITEMS),
         day=attempt("record of 24 hours", lambda: read_trend(source, "", _DAY_S)),
         week=attempt("record of 7 days", lambda: read_trend(source, "", 7 * _DAY_S)),
@@ -331,22 +339,18 @@ def _details(source: Source) -> NodeDetails:
     )
 
 
-def _status(source: Source) -> Status:
-    """Return the status of the running daemon, as in the report, else of this node without a daemon.
+def _status(source: Source, own: Status | None) -> Status:
+    """Return the status of the running daemon, as in the report; without its answer that of this process.
 
     Raises:
-        NodeAgentError: the node cannot be read.
+        NodeAgentError: the daemon that made the report does not answer.
     """
     try:
         return connected(source.config).call("Status", Status)
     except NodeAgentError:  # the report has the cause
-        return read_node(source, _read_status)
-
-
-async def _read_status(agent: Agent) -> Status:
-    from nodeagent.daemon.status import StatusReader, status_document  # noqa: PLC0415 - not needed with a daemon
-
-    return await status_document(agent, StatusReader(agent), None)
+        if own is None:
+            raise
+        return own
 
 
 def _merge(files: Sequence[Path]) -> tuple[list[NodeReport], list[str]]:

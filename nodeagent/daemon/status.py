@@ -423,12 +423,11 @@ def _health_problems(agent: Agent) -> list[str]:
     ]
 
 
-async def report_document(agent: Agent, reader: StatusReader, context: DaemonContext | None) -> NodeReport:
-    """Return the report of the node; if the node cannot be observed, the report has the cause and no plan.
+async def report_document(agent: Agent, status: documents.Status) -> NodeReport:
+    """Return the report of the node with its status; if the node cannot be observed, it has the cause and no plan.
 
     Only the enabled loops are planned, since the report predicts the removals of the daemon.
     """
-    status = await status_document(agent, reader, context)
     scope, preview, problem = _enabled_scope(agent.settings), None, ""
     try:
         preview = None if scope is None else await preview_collection(agent, scope)

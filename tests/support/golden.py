@@ -79,7 +79,7 @@ _TEXTS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\b[0-9a-f]{64}\b", "0123456789abcdef" * 4),
         (r"(?<=\b2026…)[0-9a-f]{5}\b", "ab34c"),
         (r"(?<![\w-])(?!123456789012\b)[0-9a-f]{12}(?![\w-])", "0123456789ab"),
-        (r"(2026-03-04T12:00:00\.000Z\s+)\(\d\w*\)", r"\1(9s)"),
+        (r"\bobserved\s+since\s+[\d-]+\s+[\d:]+\s+UTC\s+\(\d\w*\)", "observed since 2026-03-04 12:00:00 UTC (9s)"),
         (rf"^\w+ +({'|'.join(_MACHINE_CHECKS)}) .*\n((?: {{20}}|  fix: | {{7}}\S).*\n)*", ""),
         (r"^(\d+ checks:) .*$", r"\1 ..."),
         (r"\bdetected( +)\d+s ago, (?=last used|no use)", r"detected\1 9s ago, "),

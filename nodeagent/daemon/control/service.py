@@ -61,6 +61,7 @@ from nodeagent.trend.document_readings import DAY_S, LONGEST_S, trend_document
 if TYPE_CHECKING:
     from nodeagent.api import requests
     from nodeagent.daemon.context import DaemonContext, Reloaded
+    from nodeagent.daemon.report_document import NodeReport
     from nodeagent.gc import executor as outcomes
     from nodeagent.gc.agent import Agent
     from nodeagent.model.clock import ClockTrust
@@ -254,7 +255,12 @@ class ControlService:
 
     async def node_report(self, _: requests.Empty) -> str:
         """Return the report of this node, for a summary of many nodes."""
-        return await self._document(lambda agent: report_document(agent, self._status_reader(), self._context))
+
+        async def make(agent: Agent) -> NodeReport:
+            status = await status_document(agent, self._status_reader(), self._context)
+            return await report_document(agent, status)
+
+        return await self._document(make)
 
     async def eviction_preview(self, request: requests.EvictionPreviewRequest) -> str:
         """Return the preview of an eviction, now or with simulated readings."""

@@ -10,17 +10,20 @@ import sys
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from msgspec import UNSET, structs
 
+from nodeagent.api.client import ControlClient
 from nodeagent.api.common import RecordedReason, decode, encode_line
 from nodeagent.cli.page import render_page
 from nodeagent.cli.page_charts import chart
 from nodeagent.daemon.control_documents import FindingDocument
-from nodeagent.daemon.documents import PauseStatus
+from nodeagent.daemon.documents import PauseStatus, Status
 from nodeagent.daemon.report_document import Fleet, NodeDetails, NodeReport
+from nodeagent.daemon.status import status_document
+from nodeagent.errors import NodeAgentError
 from nodeagent.eviction.documents import RecordedThreshold
 from nodeagent.model.outlook import Outlook
 from nodeagent.store.clock_record import ClockReading
@@ -479,6 +482,27 @@ async def test_details_are_the_documents_of_the_commands(node: Node, capsys: pyt
     assert (details.status.runtime.up, details.status.agent.running) == (True, True)
     assert (details.day, details.week) != (None, None)
     assert [each.partition(":")[0] for each in details.unread] == ["disk usage"]  # simulated: the path does not exist
+
+
+async def test_details_without_a_daemon_have_the_status_of_the_report(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Status] = []
+
+    async def counted(*arguments: Any) -> Status:
+        made.append(await status_document(*arguments))
+        return made[-1]
+
+    def fail(*_: object, **__: object) -> str:
+        raise NodeAgentError("no response")
+
+    monkeypatch.setattr("nodeagent.daemon.status.status_document", counted)
+    monkeypatch.setattr(ControlClient, "call", fail)
+    _, out, _ = await say(capsys, "report", "--details", "--config", str(node.config))
+    details = decode(out, NodeReport).details
+    assert isinstance(details, NodeDetails)
+    assert len(made) == 1
+    assert abs(details.status.observed_at - made[0].observed_at) < timedelta(milliseconds=1)
 
 
 def stored(tmp_path: Path) -> str:
