@@ -8,7 +8,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.cluster import NAME
 from nodeagent.cluster.client_certificate import ClientCertificateTask
@@ -39,23 +39,24 @@ if TYPE_CHECKING:
 
 RUNTIME_LOST_S: Final = 30.0
 """Seconds without an answer of the runtime until the node is not ready. Source: kubelet ``runtimeState`` threshold."""
+_AGAIN_S: Final = 10.0
 _LASTING_S: Final = 600.0
 """Maximum delay in seconds of a registration after a deletion, and the lifetime of an object that resets the delay."""
 
 
 class RegistrationTask:
-    """Runs sessions while registration is enabled, active and not refused.
+    """Runs sessions while registration is enabled, active and not refused."""
 
-    Attributes:
-        again_s: seconds until a deleted Node object is created again, if configured; doubled if the new one is deleted
-            soon.
-    """
+    def __init__(self, context: DaemonContext, again_s: float = _AGAIN_S) -> None:
+        """Create the task; :meth:`run` imports the client of the API server if a session starts.
 
-    again_s: ClassVar[float] = 10.0
-
-    def __init__(self, context: DaemonContext) -> None:
-        """Create the task; :meth:`run` imports the client of the API server if a session starts."""
+        Args:
+            context: context of the daemon.
+            again_s: seconds until a deleted Node object is created again, if configured; doubled if the new one is
+                deleted soon.
+        """
         self._context = context
+        self._again_s = again_s
         self._logger = context.logger.bind(task=NAME)
         self._contested = False
         self._deletions = 0
@@ -209,7 +210,7 @@ class RegistrationTask:
         clock, because = self._context.clock, "the Node object was deleted; a restart or reload registers again"
         ends_s = math.inf
         if settings.kubernetes.register_again:
-            delay_s = min(self.again_s * 2.0 ** min(self._deletions - 1, 16), _LASTING_S)
+            delay_s = min(self._again_s * 2.0 ** min(self._deletions - 1, 16), _LASTING_S)
             because = f"the Node object was deleted; registering again after {delay_s:g} s"
             ends_s = clock.monotonic_s() + delay_s
         self._disable(because, "")

@@ -78,9 +78,7 @@ def registering(authority: Authority, url: str, directory: Path, **changes: Any)
 
 
 @asynccontextmanager
-async def running(
-    settings: Settings, double: KubeletDouble | None = None, kind: type[RegistrationTask] = RegistrationTask
-) -> AsyncIterator[Running]:
+async def running(settings: Settings, double: KubeletDouble | None = None, **options: float) -> AsyncIterator[Running]:
     stream = Stream()
     clock = SystemClock()
     logger = log.configure("json", "info", stream)
@@ -88,7 +86,7 @@ async def running(
     if double is not None:
         context.roles = RoleWatch(double.clock, logger, reader=double)
     stop = asyncio.Event()
-    task = asyncio.create_task(kind(context).run(stop))
+    task = asyncio.create_task(RegistrationTask(context, **options).run(stop))
     try:
         yield Running(context, stream)
     finally:
@@ -198,12 +196,6 @@ async def test_unclean_stop_that_is_logged_before_the_registration_is_an_event_a
     assert "default/web" in event["note"]
 
 
-class SoonAgain(RegistrationTask):
-    """Registration task that creates a deleted Node object again without a delay."""
-
-    again_s = 0.01
-
-
 @pytest.mark.parametrize("again", [False, True])
 async def test_deleted_node_object_is_created_again_only_if_configured(
     authority: Authority, tmp_path: Path, again: bool
@@ -212,7 +204,7 @@ async def test_deleted_node_object_is_created_again_only_if_configured(
     with serving_api(server, partial(authority.server_context, "server")) as url:
         settings = registering(authority, url, tmp_path)
         settings = replace(settings, kubernetes=replace(settings.kubernetes, register_again=again))
-        async with running(settings, KubeletDouble(), SoonAgain) as made:
+        async with running(settings, KubeletDouble(), again_s=0.01) as made:
             await made.until("node_registered")
             async with asyncio.timeout(WITHIN_S):
                 while not server.objects[LEASES]:
