@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from nodeagent.units import Clock
 
 _MANIFESTS_S: Final = 5.0
+_Named = defaultdict[str, defaultdict[str, set[str]]]
+"""Sources by pod name by image reference: a pod in several lists counts once."""
 
 
 async def no_pod_images() -> PodImages:
@@ -69,7 +71,7 @@ class PodImageReader:
     async def _read(self) -> PodImages:
         warnings: list[str] = []
         errors = [each for each in await asyncio.gather(self._list(warnings), self._list_static(warnings)) if each]
-        named: defaultdict[str, set[str]] = defaultdict(set)
+        named: _Named = defaultdict(lambda: defaultdict(set))
         _add(named, self._static, "static manifest")
         for spec, is_listed in self.bound.pods():
             _add(named, (spec,), "kubelet" if is_listed else "earlier list of the kubelet")
@@ -79,7 +81,10 @@ class PodImageReader:
                 source = "earlier list of the API server"
                 warnings.append(outdated)
             _add(named, (each for each in self.watched.pods if each.phase not in ENDED), source)
-        sorted_names = {reference: tuple(sorted(pods)) for reference, pods in named.items()}
+        sorted_names = {
+            reference: tuple(f"{pod} ({', '.join(sorted(sources))})" for pod, sources in sorted(pods.items()))
+            for reference, pods in named.items()
+        }
         return PodImages(sorted_names, "; ".join(errors), tuple(warnings))
 
     async def _list(self, warnings: list[str]) -> str:
@@ -128,7 +133,7 @@ def make_bound_pods(settings: KubeletSettings, clock: Clock, list_sandboxes: San
     )
 
 
-def _add(named: defaultdict[str, set[str]], pods: Iterable[PodSpec], source: str) -> None:
+def _add(named: _Named, pods: Iterable[PodSpec], source: str) -> None:
     for pod in pods:
         for reference in pod.images:
-            named[reference].add(f"{pod.namespace}/{pod.name} ({source})")
+            named[reference][f"{pod.namespace}/{pod.name}"].add(source)

@@ -9,7 +9,9 @@ from nodeagent.errors import ObservationError
 from nodeagent.kube.kubelet_pods import ManifestReader
 from nodeagent.model.pods import PodSpec
 from nodeagent.pods.images import PodImageReader
+from nodeagent.pods.plan.watch import WatchState
 from nodeagent.pods.sources import BoundPods
+from nodeagent.pods.watched import WatchedPods
 from tests.sim.clock import SimClock
 
 if TYPE_CHECKING:
@@ -53,6 +55,16 @@ async def test_images_of_manifests_and_of_bound_pods_are_named(tmp_path: Path) -
         "r.io/base:1": ("shop/job (kubelet)", "shop/web (kubelet)"),
     }
     assert (found.error, found.warnings) == ("", ())
+
+
+async def test_pod_in_two_lists_is_counted_once_with_both_sources() -> None:
+    clock, kubelet = SimClock(), Kubelet((bound("web", "r.io/web:1"), bound("job", "r.io/web:1")))
+    watched = WatchedPods(clock)
+    watched.address = "API server"
+    watched.state = WatchState(pods={each.uid: each for each in kubelet.pods[:1]})
+    reader = PodImageReader(clock, bound=BoundPods(clock, kubelet), watched=watched)
+    source = "earlier list of the API server"
+    assert (await reader.read()).named == {"r.io/web:1": ("shop/job (kubelet)", f"shop/web ({source}, kubelet)")}
 
 
 async def test_pods_that_ended_name_no_image() -> None:
