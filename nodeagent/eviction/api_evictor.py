@@ -50,8 +50,6 @@ NEWER_WITHIN_S: Final = 2.0
 KILLED_WITHIN_S: Final = 10.0
 """Minimum time limit for the end of a pod's processes. Source: kubelet ``killPodNow``."""
 _ATTEMPTS: Final = 3
-_LEAST_GRACE_S: Final = 1
-"""Minimum grace period of an eviction: with 0, the API server removes the Pod object before the processes end."""
 
 
 class EvictionRequests(Protocol):
@@ -125,7 +123,7 @@ class ApiEvictor:
     async def _evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         began_s, uid = self.clock.monotonic_s(), eviction.pod.uid
         deletes, self._memory = uid in self._memory.deletable, replace(self._memory, deletable=frozenset())
-        grace_s = 0 if deletes else max(_LEAST_GRACE_S, math.ceil(eviction.grace_s))
+        grace_s = 0 if deletes else max(api_eviction.LEAST_GRACE_S, math.ceil(eviction.grace_s))
         answer, then = api_eviction.Answer(0), None
         for left in reversed(range(_ATTEMPTS)):
             changed = change_of(await self.read_pods(), eviction, handle, self.policy)
@@ -206,11 +204,11 @@ class ApiEvictor:
         hurried, limit_s = False, max(KILLED_WITHIN_S, 1.5 * grace_s) + self.verify_s
         ends_s = self.clock.monotonic_s() + limit_s
         while remaining := await self._remaining(handle):
-            if hurry.is_set() and not hurried and grace_s > _LEAST_GRACE_S:
+            if hurry.is_set() and not hurried and grace_s > api_eviction.LEAST_GRACE_S:
                 hurried = True
                 spec = self.watched.state.pods.get(eviction.pod.uid)
                 if spec is not None:  # no version: the accepted eviction changed the version
-                    await self._send(spec, "", _LEAST_GRACE_S, deletes=False)
+                    await self._send(spec, "", api_eviction.LEAST_GRACE_S, deletes=False)
                 ends_s = min(ends_s, self.clock.monotonic_s() + KILLED_WITHIN_S + self.verify_s)
             if self.clock.monotonic_s() >= ends_s:
                 return f"accepted, but {remaining} after {limit_s:g} s", hurried

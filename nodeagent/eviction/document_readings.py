@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.eviction.documents import EvictionPreview
 from nodeagent.eviction.effects import EvictionFile
+from nodeagent.eviction.plan.api_eviction import LEAST_GRACE_S
 from nodeagent.eviction.plan.effects import SAMPLE_EVERY_S, UsageSample
 from nodeagent.eviction.plan.planner import plan_eviction
 from nodeagent.eviction.plan.preview import plans_around_reclaim
@@ -86,6 +87,8 @@ async def preview_eviction(
     role = await agent.evaluate_role()
     removes_volumes = role.role is Role.BESIDE_KUBELET
     policy = replace(eviction.policy, max_observation_age_s=_LONG_AGO_S)
+    if role.role is Role.BESIDE_KUBELET:
+        policy = replace(policy, hard_grace_s=max(policy.hard_grace_s, LEAST_GRACE_S))
     pod_reader = agent.make_pod_reader()
     try:
         while True:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 BUDGET_CAUSE: Final = "DisruptionBudget"
 """Cause of a refusal by a disruption budget. Source: Kubernetes ``policy/v1``, ``DisruptionBudgetCause``."""
+LEAST_GRACE_S: Final = 1
+"""Minimum grace period of an eviction: with 0, the API server removes the Pod object before the processes end."""
 FIRST_DELAY_S: Final = 10.0
 LAST_DELAY_S: Final = 300.0
 FIRST_POSTPONE_S: Final = 1.0

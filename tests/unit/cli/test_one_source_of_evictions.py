@@ -19,6 +19,7 @@ from nodeagent.eviction.plan.state import EvictionState
 from nodeagent.eviction.signals import EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.gc.agent import Agent
 from nodeagent.model.decision import ReasonCode
+from nodeagent.model.node import Role, RoleBasis, RoleDecision
 from nodeagent.model.pods import PodInventory
 from nodeagent.model.pressure import FilesystemLayout, Moment, Signal, SignalReading
 from nodeagent.record import replace
@@ -88,6 +89,23 @@ async def test_commands_print_the_plan_of_the_eviction_loop(
         assert not differences, "\n".join(differences)
 
 
+@pytest.mark.parametrize(("role", "grace_s"), [(Role.STANDALONE, 0), (Role.BESIDE_KUBELET, 1)])
+async def test_preview_of_a_hard_eviction_has_the_grace_period_of_the_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], role: Role, grace_s: int
+) -> None:
+    async def evaluate(_: Agent) -> RoleDecision:
+        return RoleDecision(role, RoleBasis.CONFIGURED, "test")
+
+    monkeypatch.setattr(Agent, "evaluate_role", evaluate)
+    sim = SimNode(root_path=str(tmp_path))
+    low = SignalReading(Signal.MEMORY_AVAILABLE, 50 * MIB, 1000 * MIB, Moment(START, 0.0))
+    async with serving(tmp_path, sim=sim, clock=sim.clock, extra='[eviction]\nenabled = "on"\n') as node:
+        monkeypatch.setattr("nodeagent.config.files.DEFAULT_PATH", node.config)
+        _set_readings((pod("web", memory=300),), (low,), monkeypatch)
+        _, out, _ = await say(capsys, "evict", "--dry-run", "-o", "json")
+    assert json.loads(out)["plan"]["grace_s"] == grace_s
+
+
 def _random_pods(dice: Dice) -> tuple[PodFacts, ...]:
     """Return pods of which a third have unknown usage, or a fact that protects them."""
     made = []
@@ -154,6 +172,20 @@ async def _eviction_documents(
     capsys: pytest.CaptureFixture[str],
 ) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, str]]]:
     """Return the documents of the preview and of ``top``, and the table of ``top``, with these pods and readings."""
+    _set_readings(pods, observations, monkeypatch)
+    documents = []
+    for words in (("evict", "--dry-run"), ("top",)):
+        code, out, err = await say(capsys, *words, "-o", "json")
+        assert code == 0, err
+        documents.append(json.loads(out))
+    _, out, _ = await say(capsys, "top")
+    return documents[0], documents[1], rows_of(out[out.index("#  POD") :])
+
+
+def _set_readings(
+    pods: tuple[PodFacts, ...], observations: tuple[SignalReading, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replace the pods and the signals that the daemon reads."""
 
     class Pods:
         async def read(self, *, with_disk: bool) -> PodInventory:
@@ -169,13 +201,6 @@ async def _eviction_documents(
 
     monkeypatch.setattr(Agent, "make_pod_reader", lambda _: Pods())
     monkeypatch.setattr(EvictionSignalReader, "read", read)
-    documents = []
-    for words in (("evict", "--dry-run"), ("top",)):
-        code, out, err = await say(capsys, *words, "-o", "json")
-        assert code == 0, err
-        documents.append(json.loads(out))
-    _, out, _ = await say(capsys, "top")
-    return documents[0], documents[1], rows_of(out[out.index("#  POD") :])
 
 
 def _effect_differences(rows: list[dict[str, Any]], victim: RankedPod) -> Iterator[str]:
