@@ -63,11 +63,11 @@ def check_kubelet_config(config: KubeletConfig | None, *, has_kubelet: bool) -> 
     if config is None:
         return Finding.skipped(name, _unseen(has_kubelet=has_kubelet))
     values = {
-        "images removed from": _percent(setting(config, "imageGCHighThresholdPercent", 85)),
+        "imageGCHighThresholdPercent": setting(config, "imageGCHighThresholdPercent", 85),
         "evictionHard imagefs.available": eviction_amount(config, "imagefs.available"),
         "shutdownGracePeriod": _shutdown_grace(config),
     }
-    text = ", ".join(f"{key} {_UNKNOWN if value is None else value}" for key, value in values.items())
+    text = ", ".join(f"{key} {_UNKNOWN if value is None else value or 'none'}" for key, value in values.items())
     sources = ", ".join(config.sources) or ("no source read" if config.missing else "defaults")
     if not config.missing:
         return Finding.ok(name, f"{sources}: {text}")
@@ -191,10 +191,6 @@ def _unseen(*, has_kubelet: bool) -> str:
     if has_kubelet:
         return "configuration of the kubelet unknown: its process and files are not visible, such as in a container"
     return "no configuration of a kubelet found"
-
-
-def _percent(value: str | None) -> str | None:
-    return None if value is None else f"{value}%"
 
 
 def _shutdown_grace(config: KubeletConfig) -> str | None:

@@ -129,7 +129,7 @@ def test_kubelet_configuration_in_force_is_compared_with_the_settings(node_setti
     )
     _, config, images, _ = checks.kubelet_findings(node_settings, tmp_path)
     assert config.evidence == (
-        "/etc/kubernetes/kubelet/config.json, command line: images removed from 75%, "
+        "/etc/kubernetes/kubelet/config.json, command line: imageGCHighThresholdPercent 75, "
         "evictionHard imagefs.available 15%, shutdownGracePeriod 30s"
     )
     assert (images.check, images.verdict) == ("kubelet-overlap-images", Grade.WARNING)
