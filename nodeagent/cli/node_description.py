@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 _LABEL_WIDTH = 20
 _NONE = "<none>"
 _UNKNOWN = "<unknown>"
+_BESIDE_KUBELET = (
+    "a kubelet manages this node: capacity, conditions and version are those of a registration by the agent; those in "
+    "force: kubectl describe node {name}"
+)
 
 
 def describe(config: Path | None, overrides: Mapping[str, str | int], form: str, *, images: bool) -> None:
@@ -67,7 +71,10 @@ async def _read(settings: Settings) -> tuple[Node, tuple[str, ...]]:
     try:
         async with open_for_command(settings, record=False) as agent:
             find = agent.observer.images.find_filesystems
-            return await _read_with(settings, (), agent.cri, find)
+            node, warnings = await _read_with(settings, (), agent.cri, find)
+            if (await agent.evaluate_role()).role is Role.BESIDE_KUBELET:
+                warnings = (_BESIDE_KUBELET.format(name=node.metadata.name), *warnings)
+            return node, warnings
     except NodeAgentError as error:
         return await _read_with(settings, (str(error),))
 

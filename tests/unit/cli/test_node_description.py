@@ -25,6 +25,7 @@ from tests.support.certificates import Authority
 from tests.support.command import nodeagent
 from tests.support.terminal import in_pipe
 from tests.unit.builders import image_filesystem
+from tests.unit.cli.served_process import served
 from tests.unit.cluster.plan.test_node_status import FACTS, NOW, POLICY
 
 if TYPE_CHECKING:
@@ -145,3 +146,15 @@ def test_taints_are_unknown_without_an_api_server(tmp_path: Path) -> None:
     config.write_text(f'[runtime]\nendpoint = "unix://{tmp_path}/absent"\n')
     lines = in_pipe("node", "describe", "--config", str(config)).out.splitlines()
     assert {"Taints:             <unknown>", "Unschedulable:      <unknown>"} <= set(lines)
+
+
+@pytest.mark.parametrize("role", ["standalone", "beside-kubelet"])
+def test_description_beside_a_kubelet_names_the_command_with_the_values_in_force(tmp_path: Path, role: str) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'role = "{role}"\n[runtime]\nendpoint = "unix://{tmp_path}/s"\n[kubelet]\nnode_name = "node-1"\n'
+    )
+    with served(tmp_path):
+        ended = nodeagent("node", "describe", "--config", str(config), "-o", "json")
+    assert ended.returncode == 0, ended.stderr
+    assert ("kubectl describe node node-1" in ended.stderr) is (role == "beside-kubelet")
