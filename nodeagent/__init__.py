@@ -39,4 +39,4 @@ A column in a list
     shown by default or with ``-o wide``.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

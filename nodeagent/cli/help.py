@@ -181,15 +181,15 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "manifest daemonset": (
         (
             "Run the agent on all nodes, in dry run",
-            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 | kubectl apply -f -",
+            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.3 | kubectl apply -f -",
         ),
         (
             "Print a DaemonSet with removals, metrics and proofs of deletions at the API server",
-            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --no-dry-run --pod-monitor --api",
+            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.3 --no-dry-run --pod-monitor --api",
         ),
         (
             "Write a kustomization, for overlays with the configuration of each cluster",
-            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.2 --kustomization base",
+            "nodeagent manifest daemonset --image registry.example.com/nodeagent:0.3 --kustomization base",
         ),
     ),
     "manifest static-pod": (
