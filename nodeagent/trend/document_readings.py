@@ -52,7 +52,7 @@ async def read_outlook(settings: Settings, layout: SignalLayout, now: datetime) 
         outlook = await asyncio.to_thread(outlook_of_file, file, trend_policy(settings, layout), now)
     except StoreError as error:
         return KnownOutlook(warnings=(str(error),))
-    return KnownOutlook(tuple(map(outlook_document, outlook)))
+    return KnownOutlook(tuple(map(outlook_document, outlook)), file.warnings)
 
 
 def grown_by(outlooks: Iterable[OutlookDocument], parts: Collection[str]) -> tuple[OutlookDocument, ...]:
@@ -107,13 +107,13 @@ def _read(agent: Agent, policy: TrendPolicy, resource: str, since: datetime, now
             kind = "eviction" if each.scope == "pods" else "collection"
             text = done[0].name if kind == "eviction" else f"{len(done)} removed by {each.trigger}"
             marks.append(TrendMark(at=each.started_at, kind=kind, text=text))
-    resources = (_resource(each, policy, since, now) for each in file.read_each(chosen))
+    resources = [_resource(each, policy, since, now) for each in file.read_each(chosen)]
     return Trend(
         observed_at=now,
         since=since,
         resources=tuple(each for each in resources if each is not None),
         marks=tuple(sorted(marks, key=lambda mark: (mark.at, mark.kind, mark.text))),
-        warnings=tuple(warnings),
+        warnings=(*warnings, *file.warnings),
     )
 
 

@@ -254,6 +254,8 @@ class RecorderTask:
             found = await asyncio.to_thread(outlook_of_file, self._file, policy, now, resources)
             others = [each for each in self._state.outlook if resources is not None and each.resource not in resources]
             self._state.outlook = tuple(sorted((*others, *found), key=lambda each: each.resource))
+            for notice in self._file.warnings:
+                self._states.log_once("store_notice", {"notice": notice}, state=notice)
             self._report_shortages()
 
     def _report_shortages(self) -> None:

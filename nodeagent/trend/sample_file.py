@@ -8,12 +8,13 @@ of the clock nor a stopped agent deletes anything.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime
 from itertools import pairwise
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent.errors import StoreError
 from nodeagent.record import Record
@@ -34,6 +35,8 @@ from nodeagent.trend.plan.forecast import NO_PARTS, Sample
 
 if TYPE_CHECKING:
     from nodeagent.trend.plan.readings import ResourceReading
+
+T = TypeVar("T")
 
 FILE_NAME: Final = "trend.db"
 PARTS_EVERY: Final = 5
@@ -83,11 +86,28 @@ class Series(Record):
 
 
 class SampleFile:
-    """The file of the record. Its methods block."""
+    """The file of the record. Its methods block.
+
+    Rows with a damaged value are omitted; a file that cannot be read at all is replaced by the next write.
+    """
 
     def __init__(self, state_directory: Path) -> None:
         """Use the file in a state directory; it is created by the first write."""
         self.path = state_directory / FILE_NAME
+        self._is_damaged = False
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Whether readings so far omitted damaged rows, as a text for display."""
+        return (f"{self.path}: damaged values are omitted; the record is incomplete",) if self._is_damaged else ()
+
+    def _sound(self, rows: Iterable[tuple[Any, ...]], parse: Callable[..., T]) -> Iterator[T]:
+        """Yield the parsed rows, without those with a damaged value."""
+        for row in rows:
+            try:
+                yield parse(*row)
+            except (ValueError, OverflowError, TypeError):
+                self._is_damaged = True
 
     def append(self, lines: Iterable[RecordedLine]) -> str:
         """Append lines and delete those that are no longer kept; return a notice if a corrupt file was replaced.
@@ -114,6 +134,7 @@ class SampleFile:
     def _append(self, lines: Iterable[RecordedLine]) -> None:
         with closing(connect(self.path, MIGRATIONS)) as connection:
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            connection.text_factory = bytes  # as for reading
             connection.execute("BEGIN IMMEDIATE")
             newest = _newest(connection)
             for line in lines:
@@ -162,14 +183,10 @@ class SampleFile:
         with self._reading() as connection:
             if connection is None:
                 return
-            lines = {
-                number: (moment(at_us), boot_id, bool(jumped))
-                for number, at_us, boot_id, jumped in connection.execute(
-                    "SELECT number, at_us, boot_id, jumped FROM lines"
-                )
-            }
+            rows = connection.execute("SELECT number, at_us, boot_id, jumped FROM lines")
+            lines = dict(self._sound(rows, _line))
             for each in resources:
-                yield _series(connection, each, lines)
+                yield self._series(connection, each, lines)
 
     def read_boots(self, since: datetime) -> tuple[datetime, ...]:
         """Return the time of the first line of each boot after the first, since a time.
@@ -180,9 +197,38 @@ class SampleFile:
         with self._reading() as connection:
             if connection is None:
                 return ()
-            rows = connection.execute("SELECT boot_id, at_us FROM lines WHERE boot_id != '' ORDER BY number").fetchall()
-        found = [moment(at_us) for (before, _), (boot_id, at_us) in pairwise(rows) if boot_id != before]
-        return tuple(each for each in found if each >= since)
+            rows = connection.execute(
+                "SELECT number, at_us, boot_id, jumped FROM lines WHERE boot_id != '' ORDER BY number"
+            )
+            lines = [found for _, found in self._sound(rows, _line)]
+        boots = [at for (_, before, _), (at, boot_id, _) in pairwise(lines) if boot_id != before]
+        return tuple(each for each in boots if each >= since)
+
+    def _series(self, connection: sqlite3.Connection, resource: str, lines: _Lines) -> Series:
+        """Return one series; an unknown freeable amount is that of the sample before."""
+        resets = resource.startswith(_REBOOT_RESETS)
+        (name,) = storable(resource)
+        oldest = max(lines, default=0) - _PARTS_READ
+        parts: dict[int, dict[str, float]] = {}
+        rows = connection.execute(
+            "SELECT number, part, amount FROM parts WHERE resource = ? AND number > ?", (name, oldest)
+        )
+        for number, part, amount in self._sound(rows, _part):
+            parts.setdefault(number, {})[part] = amount
+        samples: list[Sample] = []
+        capacity, boot_id, last_freeable = 0.0, None, 0.0
+        rows = connection.execute(
+            "SELECT number, used, capacity, freeable FROM samples WHERE resource = ? ORDER BY number", (name,)
+        )
+        for number, used, size, freeable in self._sound(rows, _sample):
+            if number not in lines:  # recorded after the lines were read, or the line is damaged
+                continue
+            at, boot, is_new = lines[number]
+            is_new = is_new or (resets and boot_id not in (None, boot))
+            capacity, boot_id = size, boot
+            last_freeable = last_freeable if freeable is None else freeable
+            samples.append(Sample(at, used, min(last_freeable, used), parts.get(number, NO_PARTS), is_new))
+        return Series(resource, capacity, tuple(samples))
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
@@ -192,13 +238,15 @@ class SampleFile:
                 yield None
                 return
             with closing(open_for_reading(self.path)) as connection:
+                connection.text_factory = bytes  # text in a damaged row is not UTF-8
                 connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
                 yield connection if check_version(connection, len(MIGRATIONS)) else None
         except (OSError, sqlite3.DatabaseError, ValueError, OverflowError, TypeError) as error:
             raise StoreError(f"cannot read {self.path}: {error}") from error
 
 
-_Newest = tuple[int, ClockReading] | None
+_Newest = tuple[int, ClockReading | None] | None
+"""Number and time of the newest line; the time is ``None`` if it is damaged."""
 _LARGEST_NUMBER: Final = 1 << 62
 """Larger than any number of a line."""
 
@@ -213,14 +261,14 @@ def _newest(connection: sqlite3.Connection) -> _Newest:
     if number >= _LARGEST_NUMBER:
         raise sqlite3.DatabaseError(f"malformed: line {number}")
     try:
-        return number, ClockReading(str(boot_id), float(boottime_s), moment(at_us))
-    except (ValueError, OverflowError, TypeError) as error:
-        raise sqlite3.DatabaseError(f"malformed: {error}") from error
+        return number, ClockReading(stored_text(boot_id), float(boottime_s), moment(at_us))
+    except (ValueError, OverflowError, TypeError):
+        return number, None
 
 
 def _insert(connection: sqlite3.Connection, line: RecordedLine, newest: _Newest) -> tuple[int, ClockReading]:
     number = 1 if newest is None else newest[0] + 1
-    jumped = newest is not None and has_jumped(newest[1], line.at)
+    jumped = newest is not None and (newest[1] is None or has_jumped(newest[1], line.at))
     connection.execute(
         "INSERT INTO lines VALUES (?, ?, ?, ?, ?)",
         (number, micros(line.at.wall), line.at.boot_id, line.at.boottime_s, jumped),
@@ -268,26 +316,19 @@ _Lines = Mapping[int, tuple[datetime, str, bool]]
 """Time, boot and whether the clock jumped, by the number of the line."""
 
 
-def _series(connection: sqlite3.Connection, resource: str, lines: _Lines) -> Series:
-    """Return one series; an unknown freeable amount is that of the sample before."""
-    resets = resource.startswith(_REBOOT_RESETS)
-    (name,) = storable(resource)
-    oldest = max(lines, default=0) - _PARTS_READ
-    parts: dict[int, dict[str, float]] = {}
-    for number, part, amount in connection.execute(
-        "SELECT number, part, amount FROM parts WHERE resource = ? AND number > ?", (name, oldest)
-    ):
-        parts.setdefault(number, {})[stored_text(part)] = float(amount)
-    samples: list[Sample] = []
-    capacity, boot_id, last_freeable = 0.0, None, 0.0
-    for number, used, size, freeable in connection.execute(
-        "SELECT number, used, capacity, freeable FROM samples WHERE resource = ? ORDER BY number", (name,)
-    ):
-        if number not in lines:  # recorded after the lines were read
-            continue
-        at, boot, is_new = lines[number]
-        is_new = is_new or (resets and boot_id not in (None, boot))
-        capacity, boot_id = float(size), boot
-        last_freeable = last_freeable if freeable is None else float(freeable)
-        samples.append(Sample(at, float(used), min(last_freeable, used), parts.get(number, NO_PARTS), is_new))
-    return Series(resource, capacity, tuple(samples))
+def _line(number: int, at_us: int, boot_id: object, jumped: int) -> tuple[int, tuple[datetime, str, bool]]:
+    return number, (moment(at_us), stored_text(boot_id), bool(jumped))
+
+
+def _part(number: int, part: object, amount: object) -> tuple[int, str, float]:
+    return number, stored_text(part), _amount(amount)
+
+
+def _sample(number: int, used: object, capacity: object, freeable: object) -> tuple[int, float, float, float | None]:
+    return number, _amount(used), _amount(capacity), None if freeable is None else _amount(freeable)
+
+
+def _amount(value: object) -> float:
+    if not isinstance(value, float) or not 0 <= value < inf:
+        raise ValueError(f"not an amount: {value!r}")
+    return value

@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from contextlib import asynccontextmanager
+import sqlite3
+from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.daemon.context import DaemonContext
+from nodeagent.eviction.kernel_signals import SignalPaths
+from nodeagent.eviction.signals import SignalLayout
 from nodeagent.gc.agent import open_agent
 from nodeagent.gc.plan.policy import Scope
 from nodeagent.loops.passes import LoopStatuses, PassLock
 from nodeagent.model.node import CollectionForecast
 from nodeagent.model.outlook import ExpectedShortage, Outlook, ThresholdKind
+from nodeagent.model.pressure import FilesystemLayout
 from nodeagent.settings.loading import load
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.telemetry import logging as log
+from nodeagent.trend.document_readings import read_outlook
 from nodeagent.trend.plan.forecast import Forecast, Threshold
 from nodeagent.trend.plan.outlook import ResourceOutlook
 from nodeagent.trend.plan.readings import ResourceReading, is_total
@@ -236,6 +241,25 @@ async def test_an_expected_shortage_is_logged_once_and_its_end_after_an_hour(tmp
 def events(node: Node) -> list[str]:
     found = [json.loads(each)["event"] for each in node.stream.getvalue().splitlines()]
     return [each for each in found if each.startswith("shortage_")]
+
+
+async def test_outlook_of_a_damaged_record_is_made_and_the_damage_is_logged_once(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with node.task() as (task, context, agent):
+        file = SampleFile(agent.settings.state_directory)
+        fill(node, file, 120, from_share=0.2, per_hour=0.2)
+        with closing(sqlite3.connect(file.path)) as connection:
+            connection.execute("UPDATE samples SET used = 'x' WHERE number = 60")
+            connection.commit()
+        await node.record(task, 10)
+        outlook = {each.resource: each for each in context.trend.outlook}
+        assert Outlook.RANGE in {each.outlook for each in outlook[GROWING].forecasts}
+        known = await read_outlook(
+            agent.settings, SignalLayout(SignalPaths("/"), FilesystemLayout.SINGLE, ()), node.sim.clock.now()
+        )
+        assert [each.resource for each in known.resources] == sorted(outlook)
+        assert "the record is incomplete" in known.warnings[0]
+    assert node.stream.getvalue().count("the record is incomplete") == 1
 
 
 async def test_a_resource_that_is_no_longer_read_is_unknown_for_an_hour_and_then_not_part_of_the_outlook(

@@ -138,16 +138,17 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize(("table", "column"), [(table, each) for table, found in COLUMNS.items() for each in found])
-@given(
-    damage=st.one_of(
-        st.binary(max_size=9),
-        st.text("0a-", max_size=3),
-        st.floats(),
-        st.integers(-(2**63), 2**63 - 1),
-        st.sampled_from([2**63 - 1, 10**18, -(2**63), 1e300, b"12"]),
-    )
+DAMAGE = st.one_of(
+    st.binary(max_size=9),
+    st.text("0a-", max_size=3),
+    st.floats(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.sampled_from([2**63 - 1, 10**18, -(2**63), 1e300, b"12"]),
 )
+
+
+@pytest.mark.parametrize(("table", "column"), [(table, each) for table, found in COLUMNS.items() for each in found])
+@given(damage=DAMAGE)
 def test_any_damaged_value_of_the_newest_line_is_a_store_error_or_replaced(
     tmp_path_factory: pytest.TempPathFactory, table: str, column: str, damage: object
 ) -> None:
@@ -163,6 +164,48 @@ def test_any_damaged_value_of_the_newest_line_is_a_store_error_or_replaced(
     assert file.last_number() > 0
     if table == "lines":
         assert minutes(file)[-1] == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [(table, each) for table, found in COLUMNS.items() for each in found if each != "number"]
+)
+@given(damaged=st.sampled_from([1, 2, 3]), damage=DAMAGE)
+def test_any_damaged_value_costs_its_row_only(
+    tmp_path_factory: pytest.TempPathFactory, table: str, column: str, damaged: int, damage: object
+) -> None:
+    file = SampleFile(tmp_path_factory.mktemp("state"))
+    file.append([line(minute, parts={"a": 1.0}) for minute in (1, 2, 3)])
+    with closing(sqlite3.connect(file.path)) as connection, suppress(sqlite3.IntegrityError):
+        connection.execute(f"UPDATE {table} SET {column} = ? WHERE number = ?", (damage, damaged))
+        connection.commit()
+    file.read_boots(MIDNIGHT)
+    assert {1, 2, 3} - set(minutes(file)) <= {damaged}
+    assert file.append([line(4)]) == ""
+    assert {1, 2, 3, 4} - set(minutes(file)) <= {damaged}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE lines SET at_us = 'x'",
+        "UPDATE lines SET at_us = 9000000000000000000",
+        "UPDATE samples SET used = CAST(X'ff' AS TEXT)",
+        "UPDATE samples SET used = -1",
+        "UPDATE samples SET capacity = 9e999",
+        "UPDATE samples SET freeable = X'00'",
+        "UPDATE parts SET amount = 'x'",
+    ],
+)
+def test_damaged_row_is_reported(tmp_path: Path, damage: str) -> None:
+    file = SampleFile(tmp_path)
+    file.append([line(minute, parts={"a": 1.0}) for minute in (1, 2, 3)])
+    assert (minutes(file), file.warnings) == ([1, 2, 3], ())
+    with closing(sqlite3.connect(file.path)) as connection:
+        connection.execute(f"{damage} WHERE number = 1")
+        connection.commit()
+    assert minutes(file)[-2:] == [2, 3]
+    (warning,) = file.warnings
+    assert "the record is incomplete" in warning
 
 
 @pytest.mark.parametrize(
