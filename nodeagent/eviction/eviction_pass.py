@@ -389,15 +389,16 @@ class EvictionPass:
                 break
             if self._without_candidate == before:
                 break
-        if (result in NO_VICTIM or not self._has_resource(evaluation)) and is_limit_check_due():
+        is_idle = result not in _RESULTS.values() and not self._is_relievable(evaluation)
+        if (result in NO_VICTIM or is_idle) and is_limit_check_due():
             found = await self._evict_one(evaluation, with_disk=True)
             return found if found not in _NOTHING_FOUND else result
         return result
 
-    @staticmethod
-    def _has_resource(evaluation: Evaluation) -> bool:
-        """Return whether an eviction can relieve one of the thresholds acted on."""
-        return any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting)
+    def _is_relievable(self, evaluation: Evaluation) -> bool:
+        """Return whether an eviction may relieve one of the thresholds acted on."""
+        others = (each.threshold for each in evaluation.acting if each.threshold not in self._without_candidate)
+        return any(MEANINGS[each.signal].resource is not None for each in others)
 
     async def _relieve(self, evaluation: Evaluation, readings: SignalReadings | None) -> PassResult:
         """Act on the most urgent threshold for which a pod may still be evicted."""

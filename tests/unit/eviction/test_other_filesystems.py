@@ -22,6 +22,7 @@ from tests.unit.eviction.plan.test_other_filesystems import (
     on,
     writer,
 )
+from tests.unit.eviction.test_storage_limits import over_limit
 
 if TYPE_CHECKING:
     from nodeagent.eviction.reclaimer import Reclaimed
@@ -60,6 +61,13 @@ async def test_nothing_there_is_evicted_while_reclaim_there_fails_and_other_thre
     assert node.evicted == ["hog"]
     assert {each["step"] for each in node.events("reclaim_failed")} == {"unused-images on /kata"}
     assert {each["signal"] for each in node.events("eviction_started")} == {"pid.available"}
+
+
+async def test_storage_limits_are_checked_while_reclaim_there_fails() -> None:
+    node = kata_node(reclaims={"unused-images on /kata": _unknown_images})
+    node.pods = (*PODS, over_limit("greedy"))
+    await run_pass(node)
+    assert (node.evicted, node.result()) == (["greedy"], "evicted")
 
 
 async def test_threshold_there_remains_met_after_image_reclaim_that_follows_another_step_fails() -> None:
