@@ -284,6 +284,7 @@ def _succeeded(work: asyncio.Future[Any]) -> bool:
 _MAX_FAILED: Final = 5
 _FAILED_KEPT_S: Final = 600.0
 _FAILED_ATTEMPTS: Final = 2
+_DRY_RUN_KEPT_S: Final = 60.0
 _NOT_RECLAIMED: Final = "; in the dry run no dead containers, logs and images are removed first"
 _NOTHING_FOUND: Final = frozenset(
     {PassResult.NO_POD, PassResult.NO_PRESSURE, PassResult.WAITING, PassResult.INEFFECTIVE, PassResult.URGENT}
@@ -303,11 +304,19 @@ class Attempts:
 
     Attributes:
         failed_s: monotonic times of failed evictions in seconds, by pod UID.
-        dry_run_steps: reclaim steps logged by a dry run since a threshold was met, each with the reclaimable amounts.
+        dry_run_steps: reclaim steps that a dry run logged in the last minute, each with the reclaimable amounts.
+        dry_run_at_s: monotonic time of the first of these steps in seconds.
     """
 
     failed_s: dict[str, list[float]] = field(default_factory=dict)
     dry_run_steps: dict[ReclaimStep, Reclaimable] = field(default_factory=dict)
+    dry_run_at_s: float = 0.0
+
+    def expire_dry_run(self, now_s: float) -> None:
+        """Forget the steps of a dry run after a minute: the images in use change while their threshold remains met."""
+        if not self.dry_run_steps or now_s - self.dry_run_at_s >= _DRY_RUN_KEPT_S:
+            self.dry_run_steps.clear()
+            self.dry_run_at_s = now_s
 
     def excluded(self, now_s: float) -> dict[str, str]:
         """Return the pods with repeated failed evictions in the last ten minutes: reason by pod UID.

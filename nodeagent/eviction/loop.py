@@ -144,6 +144,7 @@ class EvictionLoop:
         readings: SignalReadings | None = first
         if not evaluation.met:
             self._attempts.dry_run_steps.clear()
+        self._attempts.expire_dry_run(first.at.monotonic_s)
         if not any(MEANINGS[each.threshold.signal].resource is not None for each in evaluation.acting):
             readings = None  # no longer current after the following reads
             if await self._refresh():

@@ -219,6 +219,19 @@ async def test_dry_run_reports_no_shortage_that_node_level_reclaim_would_end(
     assert len(node.events("would_reclaim")) == 3
 
 
+@pytest.mark.parametrize(("seconds", "result"), [(30, "dry-run"), (61, "no-pod")])
+async def test_dry_run_plans_reclaim_again_after_a_minute(seconds: float, result: str) -> None:
+    protected = pod("static", static=known(value=True), writable=disk(300))
+    node = disk_node(pods=(protected,), dry_run=True, reclaimable=Reclaimable(50 * MIB))
+    loop = node.loop()
+    await run_pass(node, loop)
+    assert node.result() == "dry-run"
+    node.reclaimable = Reclaimable(MIB)
+    node.clock.seconds += seconds
+    await run_pass(node, loop)
+    assert node.result() == result
+
+
 async def test_dry_run_evicts_no_pod_that_node_level_reclaim_would_spare() -> None:
     node = disk_node(dry_run=True, reclaimable=Reclaimable(60 * MIB))
     await run_pass(node)
