@@ -14,7 +14,7 @@ from nodeagent.model.outlook import Outlook
 from nodeagent.record import Record
 from nodeagent.trend.documents import ResourceTrend, Trend, TrendMark, TrendPoint, outlook_document
 from nodeagent.trend.plan.outlook import outlook_of
-from nodeagent.trend.recorder import NOT_RECORDED, outlook_of_file, trend_policy
+from nodeagent.trend.recorder import CURRENT, NOT_RECORDED, outlook_of_file, trend_policy
 from nodeagent.trend.sample_file import SampleFile, Series
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ async def trend_document(agent: Agent, layout: SignalLayout, resource: str, seco
     Args:
         agent: gives settings, history and clock.
         layout: filesystems and thresholds of the node.
-        resource: name of a resource or its beginning, such as ``imagefs``; empty for all.
+        resource: name of a resource or its beginning, such as ``imagefs``; empty for all that are still read.
         seconds: length of the record.
 
     Raises:
@@ -93,6 +93,8 @@ def _read(agent: Agent, policy: TrendPolicy, resource: str, since: datetime, now
     file = SampleFile(agent.settings.state_directory)
     names = file.read_names()
     chosen = [resource] if resource in names else [each for each in names if each.startswith(resource)]
+    if not resource:  # the node no longer has the others
+        chosen = list(file.read_names(CURRENT))
     if names and not chosen:
         raise UsageError(f"no resource {resource!r}; resources: {', '.join(names)}")
     warnings = () if names else ("nothing is recorded yet; the daemon records a reading every minute",)

@@ -52,7 +52,7 @@ _MOVED: Final = 0.01
 _IN_FORCE: Final = timedelta(minutes=30)
 """Maximum age of the newest reading of an outlook: twice the longest time from one computation to the next."""
 NOT_RECORDED: Final = f"no resource was recorded for {format_duration(_IN_FORCE.seconds)}"
-_CURRENT: Final = 60
+CURRENT: Final = 60
 """Newest lines in which a resource with an outlook has a reading; a filesystem may hang for less."""
 _IMAGES_KEPT_S: Final = 3600.0
 _PODS_WITHIN_S: Final = 20.0
@@ -301,7 +301,7 @@ def outlook_of_file(
     Raises:
         StoreError: the file cannot be read.
     """
-    series = file.read_each(file.read_names(_CURRENT) if resources is None else resources)
+    series = file.read_each(file.read_names(CURRENT) if resources is None else resources)
     found = (outlook_of(each.resource, each.capacity, each.samples, policy, now) for each in series)
     return tuple(each for each in found if each is not None)
 

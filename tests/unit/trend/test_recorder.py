@@ -24,7 +24,7 @@ from nodeagent.model.pressure import FilesystemLayout
 from nodeagent.settings.loading import load
 from nodeagent.store.clock_record import ClockReading
 from nodeagent.telemetry import logging as log
-from nodeagent.trend.document_readings import read_outlook
+from nodeagent.trend.document_readings import read_outlook, trend_document
 from nodeagent.trend.plan.forecast import Forecast, Threshold
 from nodeagent.trend.plan.outlook import ResourceOutlook
 from nodeagent.trend.plan.readings import ResourceReading, is_total
@@ -275,6 +275,10 @@ async def test_a_resource_that_is_no_longer_read_is_unknown_for_an_hour_and_then
         await node.record(task, 35)
         assert "memory.available" in {each.resource for each in context.trend.outlook}
         assert GROWING not in {each.resource for each in context.trend.outlook}
+        layout = SignalLayout(SignalPaths("/"), FilesystemLayout.SINGLE, ())
+        for name, is_listed in (("", False), (GROWING, True), ("imagefs", True)):
+            shown = await trend_document(agent, layout, name, 86_400.0)
+            assert (GROWING in {each.outlook.resource for each in shown.resources}) is is_listed
     assert events(node) == ["shortage_expected", "shortage_not_expected"]
     assert GROWING in SampleFile(node.state).read_names()
 
