@@ -139,15 +139,16 @@ def _of_loop(loop: LoopResult) -> _State | None:
         return None
     reason = _REASONS.get(loop.result, "")
     if not reason:
-        return "False", "PassSucceeded", ""
-    return "True", reason, loop.detail or "the last pass missed its target"
+        return "False", "PassSucceeded", "the last pass succeeded"
+    return "True", reason, escape(loop.detail) or "the last pass missed its target"
 
 
 def _of_shortage(shortage: ExpectedShortage) -> _State:
     if shortage.is_expected is None:
         return "Unknown", "TooFewReadings", escape(shortage.detail)
-    reason = "ShortageExpected" if shortage.is_expected else "NoShortageExpected"
-    return str(shortage.is_expected), reason, escape(shortage.detail)
+    if shortage.is_expected:
+        return "True", "ShortageExpected", escape(shortage.detail)
+    return "False", "NoShortageExpected", "no shortage is expected"
 
 
 def report_time(now: datetime, before: Iterable[StatusCondition]) -> datetime:

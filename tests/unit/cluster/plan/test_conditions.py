@@ -49,10 +49,11 @@ def images(result: str, detail: str = "", at_s: float = 0, before: tuple[StatusC
 @pytest.mark.parametrize(
     ("result", "detail", "status", "reason", "message"),
     [
-        ("complete", "", "False", "PassSucceeded", ""),
-        ("nothing-to-do", "", "False", "PassSucceeded", ""),
+        ("complete", "", "False", "PassSucceeded", "the last pass succeeded"),
+        ("nothing-to-do", "", "False", "PassSucceeded", "the last pass succeeded"),
         ("shortfall", "1 GiB missing", "True", "Shortfall", "1 GiB missing"),
         ("shortfall", "", "True", "Shortfall", "the last pass missed its target"),
+        ("failed", "a/\x1b[31m\nb", "True", "PassFailed", r"a/\x1b[31m\nb"),
         ("failed", "cannot read", "True", "PassFailed", "cannot read"),
         ("crashed", "KeyError", "True", "PassFailed", "KeyError"),
         ("runtime-unavailable", "no socket", "True", "RuntimeUnavailable", "no socket"),
@@ -102,7 +103,7 @@ def test_undecided_result_keeps_the_condition_and_makes_none(result: str) -> Non
     ("shortage", "state"),
     [
         (ExpectedShortage(True, "nodefs: full in 1h"), ("True", "ShortageExpected", "nodefs: full in 1h")),
-        (ExpectedShortage(False), ("False", "NoShortageExpected", "")),
+        (ExpectedShortage(False), ("False", "NoShortageExpected", "no shortage is expected")),
         (ExpectedShortage(None, "nodefs: unknown"), ("Unknown", "TooFewReadings", "nodefs: unknown")),
         (ExpectedShortage(True, "80% by a/\x1b[31m"), ("True", "ShortageExpected", r"80% by a/\x1b[31m")),
     ],
