@@ -63,7 +63,8 @@ class EventsTask(SessionTask):
         try:
             while self._continues(settings, stop) and not self._off_because(settings):
                 try:
-                    node = node or await _identified(nodes)
+                    if node is None or outbox.has_due():  # the object can be replaced meanwhile
+                        node = await _identified(nodes)
                     wait_s = await outbox.send(nodes, node, reporter)
                 except ApiServerError as error:
                     wait_s = reporter.failed("events", error)
@@ -81,12 +82,12 @@ async def _identified(nodes: NodeApi) -> Node:
     Raises:
         ApiServerError: the request failed, or the Node object is missing or may describe another machine.
     """
-    from nodeagent.cluster.facts import read_foreign  # noqa: PLC0415 - imported with the client
+    from nodeagent.cluster.facts import compare_with_machine  # noqa: PLC0415 - imported with the client
 
     node = await nodes.get_node()
     if node is None:
         raise ApiServerUnavailableError("no Event is sent: there is no Node object yet")
-    if because := await read_foreign(nodes):
+    if because := await compare_with_machine(node):
         raise ApiServerRefusedError(f"no Event is sent: {because}", 403)
     return node
 
@@ -143,6 +144,11 @@ class EventOutbox:
             if pod is not None:
                 note = escape(str(event["message"])) if name == "evicted" and event.get("message") else note
                 self._queue = events.add_event(self._queue, name, note, now, now_s, pod=pod)
+
+    def has_due(self) -> bool:
+        """Return whether an event is due and not rate-limited."""
+        with self._lock:
+            return events.take_event(self._queue, self._clock.monotonic_s())[1] is not None
 
     async def send(self, requests: EventRequests, node: Node, reporter: RegistrationReporter) -> float:
         """Send the oldest due event, if any; return the seconds until the next attempt.

@@ -65,7 +65,7 @@ def running(settings: Settings, stream: io.StringIO) -> AbstractAsyncContextMana
 
 
 async def identified(api: ApiServer) -> None:
-    await until(lambda: len(api.seen("GET")) == 2)
+    await until(lambda: len(api.seen("GET")) == 1)
 
 
 def events_of(api: ApiServer, kind: str) -> list[dict[str, Any]]:
@@ -102,6 +102,17 @@ async def test_expected_shortage_is_an_event_about_the_node_and_so_is_its_end(
     assert expected["note"] == f"shortage expected: {detail}".replace("\x1b", r"\x1b")
     assert (ended["reason"], ended["type"]) == ("NoShortageExpected", "Normal")
     assert ended["note"] == "no shortage of nodefs.available expected any longer"
+
+
+async def test_event_is_about_the_node_object_that_replaced_the_earlier_one(api: ApiServer, settings: Settings) -> None:
+    async with running(settings, io.StringIO()) as context:
+        await identified(api)
+        earlier = api.objects[NODES].pop("node-1")
+        replacement = api.put(NODES, "node-1", {"status": earlier["status"]})
+        context.logger.warning("evicted", **EVICTED)
+        await until(lambda: len(events_of(api, "Node")) == 1)
+    uids = [each["metadata"]["uid"] for each in (earlier, replacement)]
+    assert events_of(api, "Node")[0]["regarding"]["uid"] == uids[1] != uids[0]
 
 
 async def test_repeated_event_is_sent_once_and_counted(api: ApiServer, settings: Settings) -> None:
