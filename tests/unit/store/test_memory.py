@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -137,6 +138,18 @@ def test_read_only_store_creates_no_files(tmp_path: Path) -> None:
     reader = Store(tmp_path, read_only=True)
     assert remember(reader, {"a": None}, {"a"}, T0 + HOUR) == {"a": ImageUsage(T0, T0 + HOUR)}
     assert {each.name: each.stat().st_mtime_ns for each in tmp_path.iterdir()} == before
+
+
+def test_usage_is_read_on_a_full_disk_after_a_failed_write(tmp_path: Path) -> None:
+    remember(Store(tmp_path), {"a": None}, {"a"}, T0)
+    (tmp_path / "nodeagent.db-wal").touch()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no file can grow
+    try:
+        store = Store(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (store.usage(), store.problem) == ({"a": ImageUsage(T0, T0)}, "")
 
 
 def test_corrupt_database_is_quarantined(tmp_path: Path) -> None:
