@@ -49,7 +49,7 @@ check: ## format, lint, types, import directions, generated files, vocabulary; r
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -I protos/generate.py --check
-	$(BIN)/python -m nodeagent.settings.reference --check nodeagent/docs/configuration.md
+	$(BIN)/python -m nodeagent.settings.reference --check nodeagent/docs/configuration.md nodeagent/docs/reason-codes.md
 	$(BIN)/python systemd/manual.py --check
 	$(BIN)/python -m tests.language
 	$(BIN)/python -m tests.sizes
@@ -165,9 +165,9 @@ protos: ## generate nodeagent/_proto from protos/
 	@.ci/setup protos
 	$(BIN)/python -I protos/generate.py
 
-docs: ## write the configuration reference into its document, and the manual pages
+docs: ## write the tables of settings and reason codes into their documents, and the manual pages
 	@.ci/setup dev
-	$(BIN)/python -m nodeagent.settings.reference nodeagent/docs/configuration.md
+	$(BIN)/python -m nodeagent.settings.reference nodeagent/docs/configuration.md nodeagent/docs/reason-codes.md
 	$(BIN)/python systemd/manual.py
 
 install uninstall: export PREFIX := $(PREFIX)

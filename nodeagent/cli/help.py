@@ -78,15 +78,17 @@ def topics() -> dict[str, Path]:
 
 READERS: Final[Mapping[str, tuple[str, ...]]] = {
     "operators of a node": (
-        *("installation", "configuration", "commands", "image-gc", "containers-and-logs", "eviction", "shutdown"),
-        *("operations", "troubleshooting", "upgrade"),
+        *("installation", "free-space-now", "troubleshooting", "reason-codes", "commands", "configuration"),
+        *("operations", "upgrade"),
     ),
+    "operators, rules in detail": ("image-gc", "containers-and-logs", "eviction", "shutdown"),
     "administrators of a cluster": (
-        *("kubernetes", "beside-a-kubelet", "differences-from-the-kubelet", "roll-out", "metrics", "threat-model"),
+        *("beside-a-kubelet", "kubernetes", "differences-from-the-kubelet", "roll-out", "metrics", "threat-model"),
     ),
-    "developers": ("control-api", "design", "performance", "tests"),
+    "edge devices without Kubernetes": ("edge",),
+    "developers": ("design", "tests", "performance", "control-api"),
 }
-"""Topics by reader, in reading order; each topic once."""
+"""Topics by reader, in reading order, as in the README; each topic once."""
 
 
 def show_help(tree: object, words: Sequence[str]) -> None:

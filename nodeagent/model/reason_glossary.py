@@ -147,7 +147,7 @@ GLOSSARY: Final[Mapping[Code, Meaning]] = {
     Code.UNDO_WINDOW_OPEN: Meaning(
         _IMAGE_KEPT,
         "Removed images free enough once their undo window ends.",
-        "To free space at once: 'nodeagent gc images --undo-window 0s'.",
+        "To free space at once: 'nodeagent gc --free 10Gi' ends undo windows.",
     ),
     Code.LIMIT_IMAGES_PER_PASS: Meaning(
         _IMAGE_KEPT, "The pass reached image_gc.max_images_per_pass.", "The next pass continues."
@@ -182,7 +182,7 @@ GLOSSARY: Final[Mapping[Code, Meaning]] = {
         "To keep more for debugging, raise the setting.",
     ),
     Code.OVER_TOTAL_LIMIT: Meaning(
-        _CONTAINER_REMOVED, "More dead containers exist than container_gc.max_containers; the oldest go first."
+        _CONTAINER_REMOVED, "More dead containers exist than container_gc.max_containers; the oldest are removed first."
     ),
     Code.RUNNING: Meaning(_CONTAINER_KEPT, "The container is running."),
     Code.STATE_UNKNOWN: Meaning(

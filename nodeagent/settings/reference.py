@@ -1,4 +1,4 @@
-"""The configuration as TOML and as a Markdown reference, both generated from the models."""
+"""The configuration as TOML, and the generated tables of the documents: settings and reason codes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from msgspec import structs
 
 from nodeagent.config import validation as fields
+from nodeagent.model.reason_glossary import GLOSSARY
 from nodeagent.settings.settings import Config
 from nodeagent.text import escape, masked
-
-_BEGIN = "<!-- config reference: begin -->"
-_END = "<!-- config reference: end -->"
 
 
 def to_toml(config: Config, *, commented: bool) -> str:
@@ -86,31 +85,45 @@ def reference() -> str:
     return "\n".join(lines) + "\n"
 
 
-def embed_reference(text: str) -> str:
-    """Return a Markdown document with the configuration reference between its two markers regenerated.
+def reason_table() -> str:
+    """Return a Markdown table of all reason codes with items, meaning and action, in alphabetical order."""
+    lines = ["| code | item, verdict | meaning | action |", "| --- | --- | --- | --- |"]
+    for code in sorted(GLOSSARY):
+        cells = (re.sub("'(nodeagent [^']+)'", r"`\1`", each) or "none" for each in GLOSSARY[code])
+        lines.append(f"| `{code}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+_TABLES: Final[Mapping[str, Callable[[], str]]] = {"config reference": reference, "reason codes": reason_table}
+"""Generated parts of documents by the name in their markers."""
+
+
+def with_tables(text: str) -> str:
+    """Return a Markdown document with the content between its markers generated again.
 
     Raises:
-        ValueError: a marker is missing.
+        ValueError: the document has no markers.
     """
-    before, begin, rest = text.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"the markers {_BEGIN} and {_END} are missing")
-    return f"{before}{begin}\n\n{reference()}\n{end}{after}"
+    for name, generated in _TABLES.items():
+        before, begin, rest = text.partition(f"<!-- {name}: begin -->")
+        _, end, after = rest.partition(f"<!-- {name}: end -->")
+        if end:
+            return f"{before}{begin}\n\n{generated()}\n{end}{after}"
+    raise ValueError(f"no markers of a generated table: {', '.join(_TABLES)}")
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``embed [--check] FILE``; return the exit code: 1 for a checked file that is out of date."""
-    *options, name = arguments
-    document = Path(name)
-    before = document.read_text(encoding="utf-8")
-    after = embed_reference(before)
-    if options != ["--check"]:
-        document.write_text(after, encoding="utf-8")
-    elif before != after:
-        sys.stderr.write(f"{document}: out of date; run `make docs`\n")
-        return 1
-    return 0
+    """Run ``[--check] FILE...``; return the exit code: 1 if a checked file is out of date."""
+    outdated = 0
+    for document in map(Path, (each for each in arguments if each != "--check")):
+        before = document.read_text(encoding="utf-8")
+        after = with_tables(before)
+        if "--check" not in arguments:
+            document.write_text(after, encoding="utf-8")
+        elif before != after:
+            sys.stderr.write(f"{document}: out of date; run `make docs`\n")
+            outdated = 1
+    return outdated
 
 
 if __name__ == "__main__":

@@ -1,18 +1,21 @@
 """Console examples of README and documents: each command runs on a simulated node, or its arguments are checked.
 
 A line of a ``console`` block starts with ``$`` (any user) or ``#`` (root); a line with ``>`` continues it. Commands of
-the agent are executed, also inside ``kubectl exec``; node paths are replaced by paths of a simulated node.
-An example with an unchecked program fails.
+the agent are executed, also inside ``kubectl exec``; node paths are replaced by paths of a simulated node. A command
+that removes items is run with ``--yes --direct`` on a node of its own. An example with an unchecked program fails.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import tomllib
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -51,6 +54,8 @@ _EXPECTED: Final[Mapping[str, frozenset[int]]] = {
     "evict": frozenset({0, 3}),
     "shutdown": frozenset({0, 1}),  # fails without logind
 }
+_READ_ONLY: Final = frozenset({"--dry-run", "--list", "leaks"})
+"""Words of commands ``gc`` and ``rmi`` that remove nothing."""
 _RUN_ELSEWHERE: Final = frozenset({"reload", "du"})
 """Commands that are not run: the test node has no reload task, and ``du`` walks a whole filesystem.
 
@@ -97,23 +102,33 @@ def simple_commands(line: str) -> list[list[str]]:
     return [each for each in commands if each]
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    directory = tmp_path_factory.mktemp("n")
+@contextmanager
+def served_node(directory: Path) -> Iterator[Node]:
+    """Serve a simulated node whose settings are environment variables meanwhile."""
     root = directory / "containerd"
     scenario = example_node(root_path=str(root))
     Path(scenario.node.imagefs_path).mkdir(parents=True)
-    with served_in_thread(directory, scenario.node) as served:
+    with pytest.MonkeyPatch.context() as variables, ExitStack() as stack:
+        for name in [each for each in os.environ if each.startswith("NODEAGENT_")]:
+            variables.delenv(name)  # of another node
+        served = stack.enter_context(served_in_thread(directory, scenario.node))
+        for section, value in tomllib.loads(served.config.read_text()).items():
+            for key, each in value.items() if isinstance(value, dict) else [("", value)]:
+                name = f"{section}__{key}" if key else section
+                variables.setenv(f"NODEAGENT_{name.upper()}", str(each))
+        yield served
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with served_node(tmp_path_factory.mktemp("n")) as served:
         yield served
 
 
 @pytest.fixture
-def machine(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory with the files named in examples; set the settings of the node as environment variables."""
-    for section, value in tomllib.loads(node.config.read_text()).items():
-        for key, each in value.items() if isinstance(value, dict) else [("", value)]:
-            name = f"{section}__{key}" if key else section
-            monkeypatch.setenv(f"NODEAGENT_{name.upper()}", str(each))
+def machine(node: Node, tmp_path: Path) -> Path:
+    """Return a directory with the files named in examples, while the node is served."""
+    assert node.config.is_file()
     (tmp_path / "config.toml").write_text("dry_run = true\n")
     (tmp_path / "50-class.toml").write_text("[image_gc]\nhigh_threshold_percent = 75\n")
     kubelet = '{"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1"}'
@@ -133,7 +148,11 @@ def run_agent(arguments: list[str], machine: Path) -> None:
     given = [places.get(Path(each).name, each) for each in arguments]
     if given[:2] == ["config", "import"] and given[2].startswith("--"):
         given.insert(2, places["kubelet.json"])  # the test machine has no kubelet configuration
-    ended = nodeagent(*given)
+    if arguments[0] in {"gc", "rmi"} and not _READ_ONLY.intersection(arguments):
+        with TemporaryDirectory(prefix="n-") as directory, served_node(Path(directory)):
+            ended = nodeagent(*given, "--yes", "--direct")
+    else:
+        ended = nodeagent(*given)
     assert ended.returncode in _EXPECTED.get(arguments[0], {0}), f"{arguments}: {ended.stdout}{ended.stderr}"
 
 

@@ -15,6 +15,7 @@ import pytest
 import typer
 
 import nodeagent
+from nodeagent.cli.help import READERS, topics
 from nodeagent.cli.main import app
 from nodeagent.config.validation import settings_of
 from nodeagent.daemon.http.metrics import TEXTFILE_TIME
@@ -93,9 +94,11 @@ def test_document_lists_exactly_the_differences_from_the_kubelet_that_tests_show
     assert set(ids) == set(marked_differences())
 
 
-def test_readme_links_every_document() -> None:
-    linked = set(_LINK.findall(DOCUMENTS[0].read_text(encoding="utf-8")))
-    assert {str(each.relative_to(ROOT)) for each in DOCUMENTS[1:]} <= linked
+def test_readme_lists_every_document_with_its_title_by_reader() -> None:
+    rows = re.findall(r"^\| ([a-z][^|]*) \| (\[.*\]\(.*\)) \|$", DOCUMENTS[0].read_text(encoding="utf-8"), re.MULTILINE)
+    listed = {reader: re.findall(r"\[([^\]]+)\]\(nodeagent/docs/([a-z-]+)\.md\)", links) for reader, links in rows}
+    titles = {name: path.read_text(encoding="utf-8").partition("\n")[0][2:] for name, path in topics().items()}
+    assert listed == {reader: [(titles[name], name) for name in names] for reader, names in READERS.items()}
 
 
 def test_readme_has_at_most_150_lines() -> None:
