@@ -473,12 +473,13 @@ class StateFile:
         self.problem = ""
 
     def open_for_reading(self) -> sqlite3.Connection:
-        """Return a read-only connection; it creates no ``-wal`` and ``-shm`` files unless a ``-wal`` file has content.
+        """Return a read-only connection; it creates no ``-wal`` and ``-shm`` files unless there is a write to read.
 
-        A failed write on a full disk leaves an empty ``-wal`` file; there is then no space for a ``-shm`` file either.
+        A failed write on a full disk leaves an empty ``-wal`` file without a ``-shm`` file, for which there is no space
+        either. Every program that is writing has both.
         """
-        wal = self._path.with_name(f"{self._path.name}-wal")
-        unfinished = identity(wal) is not None and wal.stat().st_size > 0
+        wal, shm = (self._path.with_name(f"{self._path.name}-{each}") for each in ("wal", "shm"))
+        unfinished = identity(wal) is not None and (identity(shm) is not None or wal.stat().st_size > 0)
         uri = f"{self._path.absolute().as_uri()}?{'mode=ro' if unfinished else 'immutable=1'}"
         return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
 
