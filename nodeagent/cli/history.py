@@ -144,10 +144,11 @@ def summary(passes: Sequence[PastPassDocument], limit: int = EVERY_PASS) -> str:
     ``passes`` is not empty; if there are ``limit`` of them, older ones may not be listed. Dry runs are counted as
     passes only.
     """
-    first, last = min(each.started_at for each in passes), max(each.started_at for each in passes)
+    starts = [each.started_at for each in passes]
+    first, last = format_local_time(min(starts)), format_local_time(max(starts))
     count = "1 pass" if len(passes) == 1 else f"{len(passes)} passes"
     count += " (--limit)" if len(passes) >= limit else ""
-    period = f" from {format_local_time(first)} to {format_local_time(last)}" if first != last else ""
+    period = f" from {first} to {last}" if first != last else ""
     real = [each for each in passes if not each.dry_run]
     undone = counted_kinds(each for each in real if each.trigger == "undo")
     removed = counted_kinds(each for each in real if each.trigger != "undo")

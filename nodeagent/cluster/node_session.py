@@ -275,7 +275,7 @@ class NodeSession:
                     return
                 self._note_mark(found)
                 status = self._status_of(facts, found.status.conditions, memory)
-                await self._parts.status_requests.patch_status(heartbeat.status_patch(status))
+                await self._parts.status_requests.patch_status(heartbeat.status_patch(status, found.status.addresses))
             except ApiServerError as error:
                 delay_s = self._reporter.failed("status", error)
                 self._given_up(AnnouncedPart.STATUS, error)

@@ -101,7 +101,9 @@ class _Answers:
         plan = plan_registration(node, _OWN, _POLICY, lease_free=is_lease_free(sighting, 60.0))
         for body in (plan.node, plan.patch, renewed_lease(None, node, NOW)):
             msgspec.json.encode(body)
-        msgspec.json.encode(status_patch(complete_status(_OWN.status, ReportMemory(node.status))))
+        msgspec.json.encode(
+            status_patch(complete_status(_OWN.status, ReportMemory(node.status)), node.status.addresses)
+        )
         return True
 
     async def _read_pods(self) -> bool:

@@ -141,7 +141,7 @@ def screens(module_containerd_factory: ContainerdFactory) -> Iterator[Screens]:
         containerd = module_containerd_factory(imagefs=IMAGEFS)
         config = fill(containerd, directory)
         clock = SystemClock()
-        role = Role(0, -1, str(config), AHEAD_S, clock.now().isoformat(), clock.monotonic_s())
+        role = Role(0, -1, str(config), AHEAD_S, clock.now().replace(microsecond=0).isoformat(), clock.monotonic_s())
         log = directory / "log"
         stack.enter_context(running_daemon(role, log))
         worker = stack.enter_context(CommandWorker(role, directory))

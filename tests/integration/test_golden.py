@@ -165,7 +165,7 @@ class Grid:
         self.outputs: dict[str, dict[str, Shown]] = {}
         self._node = node
         clock = SystemClock()
-        start = (AHEAD_S, clock.now().isoformat(), clock.monotonic_s())
+        start = (AHEAD_S, clock.now().replace(microsecond=0).isoformat(), clock.monotonic_s())
         self._roles = {
             "root": Role(0, -1, str(node.config), *start),
             "direct": Role(0, -1, str(node.config), *start),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -9,7 +10,16 @@ from typing import Any, Final
 import msgspec
 
 from nodeagent.model.clock import not_before
-from nodeagent.model.kubernetes import Lease, LeaseSpec, Node, NodeStatus, ObjectMeta, OwnerReference, StatusCondition
+from nodeagent.model.kubernetes import (
+    Lease,
+    LeaseSpec,
+    Node,
+    NodeAddress,
+    NodeStatus,
+    ObjectMeta,
+    OwnerReference,
+    StatusCondition,
+)
 from nodeagent.record import Record
 
 LEASE_NAMESPACE: Final = "kube-node-lease"
@@ -100,15 +110,26 @@ def complete_status(status: NodeStatus, memory: ReportMemory) -> NodeStatus:
     )
 
 
-def status_patch(status: NodeStatus) -> dict[str, Any]:
-    """Return the strategic merge patch of a node status; conditions of other owners are kept.
+_OBSERVED_ADDRESSES: Final = frozenset({"InternalIP", "Hostname"})
 
-    Addresses are replaced, since their merge key, the type, is not unique on a dual-stack node.
+
+def status_patch(status: NodeStatus, found: Iterable[NodeAddress]) -> dict[str, Any]:
+    """Return the strategic merge patch of a node status; conditions and addresses of other owners are kept.
+
+    The list of addresses is replaced, since its merge key, the type, is not unique on a dual-stack node. The addresses
+    of types that the agent neither observes nor has configured are those of another owner, such as the external
+    addresses of a cloud controller.
+
+    Args:
+        status: the status of the agent.
+        found: the addresses of the Node object.
 
     Source: kubelet ``nodeutil.PatchNodeStatus``.
     """
+    own = _OBSERVED_ADDRESSES.union(each.type for each in status.addresses)
+    addresses = (*status.addresses, *(each for each in found if each.type not in own))
     fields: dict[str, Any] = msgspec.to_builtins(status)
-    fields["addresses"] = [*fields.get("addresses", ()), {"$patch": "replace"}]
+    fields["addresses"] = [*msgspec.to_builtins(addresses), {"$patch": "replace"}]
     return {"status": fields}
 
 

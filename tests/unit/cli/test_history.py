@@ -246,6 +246,8 @@ def test_summary_counts_removals_by_kind_freed_bytes_and_failures() -> None:
         "1 future-kind, restored 1 image, freed 1.00 GiB, 1 failed, 1 with end shortfall"
     )
     assert summary([past_document()]) == "1 pass: nothing removed"
+    same_second = past_document(started_at=NOW + timedelta(milliseconds=999))
+    assert summary([same_second, past_document()]) == "2 passes: nothing removed"
     assert summary([past_document()] * 2, limit=2) == "2 passes (--limit): nothing removed"
 
 

@@ -91,6 +91,20 @@ def test_resource_that_changes_at_run_time_is_reported_at_the_next_poll(changed:
     assert len(status.get("images", ())) == len(changed.images or ())
 
 
+def test_external_address_of_a_cloud_controller_is_kept() -> None:
+    cluster = Cluster()
+    external = {"type": "ExternalIP", "address": "203.0.113.5"}
+
+    async def script() -> None:
+        await asyncio.sleep(95)
+        cluster.server.node["status"]["addresses"].append(external)
+        cluster.facts = replace(FACTS, machine=replace(FACTS.machine, addresses=("192.0.2.11",)))
+
+    cluster.run(300, script)
+    addresses = cluster.server.node["status"]["addresses"]
+    assert (addresses[0]["address"], external in addresses) == ("192.0.2.11", True)
+
+
 def test_extended_resource_of_another_program_is_kept() -> None:
     cluster = Cluster()
     gpus = {"example.com/gpu": "4"}

@@ -91,9 +91,21 @@ def test_unread_parts_are_no_change() -> None:
 
 def test_patch_replaces_addresses_and_leaves_absent_parts_out() -> None:
     address = NodeAddress(type="InternalIP", address="192.0.2.1")
-    patch = status_patch(NodeStatus(addresses=(address,), conditions=status().conditions))
+    patch = status_patch(NodeStatus(addresses=(address,), conditions=status().conditions), ())
     assert patch["status"]["addresses"] == [{"type": "InternalIP", "address": "192.0.2.1"}, {"$patch": "replace"}]
     assert set(patch["status"]) == {"addresses", "conditions"}
+
+
+@pytest.mark.parametrize(
+    ("configured", "kept"), [((), ["ExternalIP", "InternalDNS"]), (("ExternalIP",), ["InternalDNS"])]
+)
+def test_patch_keeps_the_addresses_of_types_that_others_set(configured: tuple[str, ...], kept: list[str]) -> None:
+    types = ("InternalIP", "Hostname", "ExternalIP", "InternalDNS")
+    found = tuple(NodeAddress(type=each, address=f"{each} of the cloud") for each in types)
+    own = tuple(NodeAddress(type=each, address="own") for each in ("Hostname", *configured))
+    *addresses, _ = status_patch(NodeStatus(addresses=own), found)["status"]["addresses"]
+    assert [each["type"] for each in addresses if each["address"] == "own"] == ["Hostname", *configured]
+    assert [each["type"] for each in addresses if each["address"] != "own"] == kept
 
 
 def test_lease_is_the_recorded_lease_of_a_kubelet() -> None:
