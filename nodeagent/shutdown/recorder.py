@@ -281,13 +281,18 @@ class ShutdownRecorder:
         return boot is not None and boot.boot_id == self.boot_id and bool(boot.pods)
 
     def review(self) -> None:
-        """Close an unfinished shutdown of an earlier boot, and record an unclean stop of that boot."""
+        """Close an unfinished shutdown of an earlier boot, and record an unclean stop of that boot.
+
+        A finished shutdown is added to the history again: the node may have ended before the agent could add it.
+        """
         last, boot = self.last(), self.last_boot()
         if last is not None and last.boot_id != self.boot_id and last.end is stops.StopEnd.IN_PROGRESS:
             last = replace(last, end=stops.StopEnd.INCOMPLETE)
             self.close(last)
             running = [each for each in last.pods if each.outcome is None or not each.outcome.ended]
             self.logger.warning("shutdown_incomplete", **summary(last), running=_names(running))
+        elif last is not None and boot is not None and last.boot_id == boot.boot_id != self.boot_id:
+            self._add_to_history(last)
         if boot is None or boot.boot_id == self.boot_id or boot.activity is not stops.LastActivity.WATCHING:
             return
         unclean = stops.NodeStop(

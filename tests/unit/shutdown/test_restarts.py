@@ -337,3 +337,13 @@ async def test_incomplete_shutdown_of_an_earlier_boot_is_reported(place: Place) 
         (event,) = daemon.events("shutdown_incomplete")
         assert event["running"] == ["shop/dns"]
     assert place.history.read_stops() == (replace(unfinished, end=StopEnd.INCOMPLETE),)
+
+
+async def test_shutdown_of_an_earlier_boot_that_the_history_lacks_is_added(place: Place) -> None:
+    finished = NodeStop("22222222-0000", StopKind.SIGNAL, datetime.now(UTC), end=StopEnd.COMPLETE)
+    place.files.write_stop(finished)
+    place.files.write_boot(BootRecord(finished.boot_id, LastActivity.GOING_DOWN, finished.started_at))
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        assert daemon.events("shutdown_incomplete") == []
+    assert place.history.read_stops() == (finished,)
