@@ -130,7 +130,7 @@ def _why_none(found: EvictionPreview) -> str:
 def _pod_table(found: EvictionPreview, *, sources: bool) -> Table:
     """Return the table of pods in eviction order; with ``sources`` also the QoS class and the source of each fact."""
     ranks = {each.uid: each for each in found.plan.ranking}
-    numbers = (Heading("USES", right=True), Heading("REQUESTS", right=True))
+    numbers = (Heading("USES" if ranks else "MEMORY", right=True), Heading("REQUESTS", right=True))
     qos = (Heading("QOS"),) if sources else ()
     pod_heading = Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16)
     table = Table(Heading("RANK", right=True), pod_heading, *numbers, Heading("PRIORITY", right=True), *qos, "REASON")
