@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from msgspec import UnsetType
 
 from nodeagent.cli.display import Line, Mark, MarkKind
-from nodeagent.cli.table import (
-    is_stall,
-    share_at,
-    short_amount,
-    signal_name,
-    threshold_marks,
-    used_share,
-)
-from nodeagent.eviction.plan.thresholds import MEANINGS
+from nodeagent.cli.table import size_cell
+from nodeagent.eviction.plan.thresholds import MEANINGS, Unit, unit_of
 from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.text import display_width, escape
 from nodeagent.trend.words import duration_range, quantity
@@ -358,6 +351,50 @@ def _fitted(found: Sequence[Gauge], columns: int | None) -> Iterator[Line]:
                 below.append(Line("  ").append(text, style))
         yield line
         yield from below
+
+
+def signal_name(signal: SignalDocument) -> str:
+    """Return the name of a signal, with the mount point for each image filesystem after the first."""
+    return f"{signal.signal!s} on {signal.mountpoint}" if signal.mountpoint else str(signal.signal)
+
+
+def is_stall(signal: SignalDocument) -> bool:
+    """Return whether a signal is a stall percentage; its thresholds are upper limits."""
+    return unit_of(signal.signal) is Unit.STALL_PERCENT
+
+
+def used_share(signal: SignalDocument) -> float:
+    """Return the used share of a resource or the stalled share of time, from 0 to 1; 0 if it is unknown."""
+    return min(1.0, max(0.0, share_at(signal, signal.available)))
+
+
+def share_at(signal: SignalDocument, available: float) -> float:
+    """Return the share of :func:`used_share` for another amount, such as a threshold; it can be below 0."""
+    if is_stall(signal):
+        return available / 100
+    return 1.0 - available / signal.capacity if signal.capacity else 0.0
+
+
+def threshold_marks(signal: SignalDocument) -> tuple[Mark, ...]:
+    """Return the thresholds of a signal as marks on the bar of its used share."""
+    return tuple(
+        Mark(share_at(signal, each.value), MarkKind.SOFT if each.grace_period_s else MarkKind.HARD)
+        for each in signal.thresholds
+        if each.value is not None
+    )
+
+
+def short_amount(signal: SignalDocument, value: float) -> str:
+    """Return a quantity of a signal as one word; inodes and process ids with about three digits, such as ``16.3M``."""
+    if is_stall(signal):
+        return f"{value:g}%"
+    if unit_of(signal.signal) is Unit.BYTES:
+        return size_cell(int(value))
+    number, suffixes = float(int(value)), iter(("", "k", "M", "G"))
+    suffix = next(suffixes)
+    while number >= 999.5:
+        number, suffix = number / 1000, next(suffixes, "T")
+    return f"{number:.3g}{suffix}"
 
 
 def given(value: T | UnsetType) -> T | None:

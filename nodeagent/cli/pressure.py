@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import Line, bar, warning_lines
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.gauges import is_stall, short_amount, signal_name, threshold_marks, used_share
 from nodeagent.cli.reading import load_settings, watch_document
-from nodeagent.cli.table import (
-    Heading,
-    Table,
-    is_stall,
-    short_amount,
-    signal_name,
-    size_cell,
-    threshold_marks,
-    used_share,
-)
+from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.eviction.documents import Pressure, SignalDocument, ThresholdDocument
 from nodeagent.model.outlook import Outlook, ThresholdKind
 from nodeagent.model.pressure import FilesystemLayout

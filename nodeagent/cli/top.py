@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.cli.display import Line, standard_output, warning_lines
 from nodeagent.cli.explain import explanation_lines
-from nodeagent.cli.gauges import gauge_lines
+from nodeagent.cli.gauges import gauge_lines, short_amount
 from nodeagent.cli.reading import watch_document
 from nodeagent.cli.status import NodeReader, node_reader, pass_table, state_line
-from nodeagent.cli.table import Heading, Table, short_amount, size_cell
+from nodeagent.cli.table import Heading, Table, size_cell
 from nodeagent.daemon.documents import Top
 from nodeagent.text import Cut, fit
 
