@@ -23,6 +23,7 @@ from nodeagent.cli.table import Heading, Table, ago, done_cell, size_cell
 from nodeagent.cli.trend import sparkline
 from nodeagent.daemon.documents import Status
 from nodeagent.eviction.documents import PodUsageDocument
+from nodeagent.eviction.plan.thresholds import Unit, unit_of
 from nodeagent.gc.documents.passes import ExplanationDocument
 from nodeagent.gc.plan.image_protection import describe_gap
 from nodeagent.text import Cut, escape, fit
@@ -107,11 +108,7 @@ def _with_warning(status: Status, warning: str) -> Status:
 
 def _last_day(status: Status) -> Iterator[Line]:
     """Yield the last 24 hours of memory and of the bytes of each disk, with the rate and the part that grows most."""
-    found = [
-        each
-        for each in status.outlook
-        if ".available" in each.resource and not each.resource.startswith("pid.") and each.forecasts
-    ]
+    found = [each for each in status.outlook if unit_of(each.resource) is Unit.BYTES and each.forecasts]
     label = max((len(short_name(each)) for each in found), default=0)
     for each in found:
         if sum(hour is not None for hour in each.hours) > 1:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.eviction.plan.thresholds import Unit, unit_of
 from nodeagent.model.outlook import ThresholdKind
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.record import Record
@@ -75,7 +76,7 @@ def thresholds_of(resource: str, capacity: float, policy: TrendPolicy) -> tuple[
     Image GC starts by the use itself. Pods are evicted, and a filesystem is full, only once images no longer free
     enough. Full swap is no shortage by itself: the kernel keeps idle pages there for as long as they are not read.
     """
-    if ".psi." in resource:
+    if unit_of(resource) is Unit.STALL_PERCENT:
         return ()
     collects = policy.images is not None and resource in _collected(policy.layout)
     found = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.eviction.plan.thresholds import Unit, unit_of
 from nodeagent.gc.plan.image_users import repository_of
 from nodeagent.model.outlook import GrowthCategory
 from nodeagent.model.pressure import FilesystemLayout, Signal, has_separate_logs
@@ -93,7 +94,7 @@ def resource_readings(
         name = resource_name(each.signal, each.path)
         if recorded_as(each.signal, layout, each.path) != name or len(name) > LONGEST_NAME:
             continue
-        used = each.available if ".psi." in each.signal else each.capacity - each.available
+        used = each.available if unit_of(each.signal) is Unit.STALL_PERCENT else each.capacity - each.available
         own = parts.amounts.get(name, {})
         totals = [part for part in own if is_total(part)]
         named = {part: amount for part, amount in own.items() if part not in totals}

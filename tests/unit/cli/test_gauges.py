@@ -331,6 +331,13 @@ def test_outlook_of_another_disk_gives_no_time() -> None:
     assert next(iter(resource_gauges(found))).action == "images: collects at 85%"
 
 
+def test_last_day_has_the_resources_in_bytes_by_their_unit() -> None:
+    names = ("imagefs.available on /pid.psi", "nodefs.inodesFree on /a.available", "pid.available", "swap.free")
+    found = status(outlook=tuple(outlook(each, (HARD, Outlook.NO_TREND, None)) for each in names))
+    shown = [line.text.partition(" \u00b7")[0].rstrip() for line in status_view(found, None) if "24 h" in line.text]
+    assert shown == ["imagefs on /pid.psi", "swap.free"]
+
+
 def test_status_shows_the_last_day_once_two_hours_are_known() -> None:
     day = outlook("nodefs.available", (HARD, Outlook.NO_TREND, None))
     new = structs.replace(day, resource="memory.available", hours=(*(None,) * 23, 0.5))

@@ -20,11 +20,12 @@ from tests.unit.outlooks import NO_TREND, UNKNOWN, hard, outlook
         (Signal.SWAP_FREE, "", []),
         (Signal.SWAP_FREE, "swap.free<10%", ["hard"]),
         (Signal.MEMORY_PSI_FULL, "memory.psi.full>20", []),
+        ("imagefs.available on /io.psi.some", "", ["full"]),
     ],
 )
-def test_full_swap_is_no_threshold_and_a_stall_has_none(resource: Signal, hard_eviction: str, names: list[str]) -> None:
+def test_full_swap_is_no_threshold_and_a_stall_has_none(resource: str, hard_eviction: str, names: list[str]) -> None:
     policy = TrendPolicy(parse_thresholds(hard=hard_eviction), None, FilesystemLayout.SINGLE)
-    assert [each.name for each in thresholds_of(resource.value, 100.0, policy)] == names
+    assert [each.name for each in thresholds_of(str(resource), 100.0, policy)] == names
 
 
 def test_a_resource_without_thresholds_is_not_one_of_unknown_growth() -> None:
