@@ -201,6 +201,7 @@ class Cluster:
             "--service-cluster-ip-range=10.96.0.0/16",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
+            "--enable-bootstrap-token-auth",
             "--allow-privileged=true",
             f"--audit-policy-file={self.node.base}/audit.yaml",
             f"--audit-log-path={self.node.base}/audit.log",
@@ -215,8 +216,8 @@ class Cluster:
         """Compact etcd: remove all earlier revisions. Source: etcd API guide, gRPC gateway."""
         self.node.run(sys.executable, "-c", _COMPACT)
 
-    def start_controllers(self) -> None:
-        """Start the controller manager and the scheduler."""
+    def start_controllers(self, *options: str) -> None:
+        """Start the controller manager, with further ``options``, and the scheduler."""
         self.start(
             "kube-controller-manager",
             f"--kubeconfig={self.kubeconfig('manager')}",
@@ -225,6 +226,7 @@ class Cluster:
             "--use-service-account-credentials=true",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
+            *options,
         )
         self.start(
             "kube-scheduler",

@@ -1,4 +1,4 @@
-"""Approver and signer of certificate requests at the fake API server."""
+"""Signer of client certificates, and approver and signer of certificate requests at the fake API server."""
 
 from __future__ import annotations
 
@@ -17,6 +17,35 @@ from tests.support.api_server import CSRS
 if TYPE_CHECKING:
     from tests.support.api_server import ApiServer
     from tests.support.certificates import Authority
+
+
+def issue(
+    authority: Authority,
+    csr: x509.CertificateSigningRequest,
+    *,
+    node: str,
+    before_s: float,
+    after_s: float,
+    key: ec.EllipticCurvePublicKey | None = None,
+) -> bytes:
+    """Return a client certificate of a node in PEM form, for the key of a request or for another key."""
+    ca = x509.load_pem_x509_certificate(authority.ca_file.read_bytes())
+    ca_key = serialization.load_pem_private_key((authority.directory / "ca.key").read_bytes(), None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    public, now = key or csr.public_key(), datetime.now(UTC)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    names = ((NameOID.ORGANIZATION_NAME, "system:nodes"), (NameOID.COMMON_NAME, f"system:node:{node}"))
+    issued = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(kind, name) for kind, name in names]))
+        .issuer_name(ca.subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(seconds=before_s))
+        .not_valid_after(now + timedelta(seconds=after_s))
+        .sign(ca_key, hashes.SHA256())
+    )
+    return issued.public_bytes(serialization.Encoding.PEM)
 
 
 @dataclass
@@ -45,24 +74,7 @@ class Signer:
         text: str = "",
     ) -> None:
         """Approve the waiting request and issue a certificate, by default the requested one, after explanatory text."""
-        ca = x509.load_pem_x509_certificate(self.authority.ca_file.read_bytes())
-        ca_key = serialization.load_pem_private_key((self.authority.directory / "ca.key").read_bytes(), None)
-        assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
-        csr, now = self.csr(), datetime.now(UTC)
-        public = key or csr.public_key()
-        assert isinstance(public, ec.EllipticCurvePublicKey)
-        names = ((NameOID.ORGANIZATION_NAME, "system:nodes"), (NameOID.COMMON_NAME, f"system:node:{node}"))
-        issued = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(kind, name) for kind, name in names]))
-            .issuer_name(ca.subject)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(seconds=before_s))
-            .not_valid_after(now + timedelta(seconds=after_s))
-            .sign(ca_key, hashes.SHA256())
-        )
-        pem = text.encode() + issued.public_bytes(serialization.Encoding.PEM)
+        pem = text.encode() + issue(self.authority, self.csr(), node=node, before_s=before_s, after_s=after_s, key=key)
         self.answer({"type": "Approved", "status": "True"}, certificate=base64.b64encode(pem).decode())
 
     def answer(self, *conditions: dict[str, str], certificate: str = "") -> None:
