@@ -5,26 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import time
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION
+from tests.cluster.logind import logind
 from tests.cluster.workloads import IMAGE
-from tests.support import images, login1
+from tests.support import images
 from tests.support.cluster import LEASE, NODES
 from tests.support.cluster_node import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from tests.cluster.agent import ClusterAgent
+    from tests.support import login1
     from tests.support.cluster import Cluster
-    from tests.support.cluster_node import ClusterNode
     from tests.support.pods import Container, Pods
 
 OUTAGE_S = 60.0 * float(os.environ.get("NODEAGENT_TEST_MINUTES", "1"))
@@ -35,26 +34,6 @@ SECTIONS = (
     '[eviction]\nenabled = "on"\nhard = "nodefs.available<500Mi"\n'
     '[container_gc]\ninterval = "2s"\nminimum_age = "0s"\nmax_per_pod_container = 0\n'
 )
-
-
-@asynccontextmanager
-async def logind(node: ClusterNode) -> AsyncIterator[login1.Login1]:
-    """Serve a simulated logind on the node's system bus, in the daemon's mount namespace."""
-    if reason := login1.unavailable():
-        pytest.skip(reason)
-    directory = node.path("/run/dbus")
-    directory.mkdir()
-    (directory / "system_bus_socket").symlink_to("bus")
-    bus = login1.PrivateBus(directory)
-    bus.start()
-    manager = login1.Login1(bus.address, directory)
-    await manager.start()
-    try:
-        yield manager
-    finally:
-        await manager.stop()
-        bus.stop()
-        shutil.rmtree(directory)
 
 
 async def wait(agent: ClusterAgent, state: str, ready: Callable[[], bool], timeout_s: float = 120) -> None:
