@@ -137,7 +137,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "eviction_started": Event("d2daeb4e08834021b27cea46db49e507", "evicting {pod_namespace}/{pod_name}[: {why}]"),
     "evicted": Event("24f964291f8445a882677028d3afeda4", "evicted {pod_namespace}/{pod_name}[ in {took_s} s][: {why}]"),
     "eviction_failed": Event(
-        "75a5b8226491438d875f9c605e1a6da6", "eviction of {pod_namespace}/{pod_name} failed: {outcome}[: {detail}]"
+        "75a5b8226491438d875f9c605e1a6da6", "eviction of {pod_namespace}/{pod_name}: {outcome}[: {detail}]"
     ),
     "eviction_postponed": Event(
         "6f0d0d0a4c1b4f1f9b8a5f2d7c3e9a41", "eviction of {pod_namespace}/{pod_name} postponed[: {because}]"

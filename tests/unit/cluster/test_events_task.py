@@ -115,6 +115,17 @@ async def test_event_is_about_the_node_object_that_replaced_the_earlier_one(api:
     assert events_of(api, "Node")[0]["regarding"]["uid"] == uids[1] != uids[0]
 
 
+@pytest.mark.parametrize("outcome", ["failed", "refused"])
+async def test_event_of_a_failed_eviction_states_the_outcome_once(
+    api: ApiServer, settings: Settings, outcome: str
+) -> None:
+    async with running(settings, io.StringIO()) as context:
+        await identified(api)
+        context.logger.error("eviction_failed", **POD, outcome=outcome, detail="no answer in 10 s")
+        await until(lambda: len(events_of(api, "Pod")) == 1)
+    assert events_of(api, "Pod")[0]["note"] == f"eviction of shop/hog: {outcome}: no answer in 10 s"
+
+
 async def test_repeated_event_is_sent_once_and_counted(api: ApiServer, settings: Settings) -> None:
     async with running(settings, io.StringIO()) as context:
         await identified(api)
