@@ -134,15 +134,15 @@ def machine(node: Node, tmp_path: Path) -> Path:
     kubelet = '{"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1"}'
     for name in ("kubelet.json", "config.yaml"):
         (tmp_path / name).write_text(kubelet)
-    for name, nodes in (("node.jsonl", 1), ("fleet.jsonl", 30)):
+    for name, nodes in (("node.jsonl", 1), ("fleet.jsonl", 500)):
         (tmp_path / name).write_text("".join(f"{encode_line(each)}\n" for each in fleet(nodes)))
     return tmp_path
 
 
-def run_agent(arguments: list[str], machine: Path) -> None:
-    """Run a command of the agent, with file arguments replaced by files in ``machine``; check its exit code."""
+def run_agent(arguments: list[str], machine: Path) -> str:
+    """Run a command of the agent with files in ``machine``; check its exit code, and return its output."""
     if arguments[0] in _RUN_ELSEWHERE and "--dry-run" not in arguments:
-        return
+        return ""
     written = (machine / each for each in ("base", "node.html", "fleet.html"))
     places = {each.name: str(each) for each in (*machine.iterdir(), *written)}
     given = [places.get(Path(each).name, each) for each in arguments]
@@ -154,6 +154,7 @@ def run_agent(arguments: list[str], machine: Path) -> None:
     else:
         ended = nodeagent(*given)
     assert ended.returncode in _EXPECTED.get(arguments[0], {0}), f"{arguments}: {ended.stdout}{ended.stderr}"
+    return ended.stdout
 
 
 def check_kubectl(arguments: list[str], machine: Path) -> None:
@@ -229,7 +230,7 @@ def is_accepted(_: list[str], __: Path) -> None:
     """Accept any arguments, since the program uses no file, unit or command of the agent."""
 
 
-CHECKS: Final[Mapping[str, Callable[[list[str], Path], None]]] = {
+CHECKS: Final[Mapping[str, Callable[[list[str], Path], object]]] = {
     "nodeagent": run_agent,
     "kubectl": check_kubectl,
     "ansible": check_ansible,
@@ -255,6 +256,33 @@ def test_console_example_is_valid(document: str, line: str, machine: Path) -> No
     for program, *arguments in simple_commands(line):
         assert program in CHECKS, f"{document}: {program} has no check"
         CHECKS[program](arguments, machine)
+
+
+def outputs(block: str) -> list[tuple[str, list[str]]]:
+    """Return each command of a console block that is followed by output, with its lines except ``...``."""
+    found: list[tuple[str, list[str]]] = []
+    for line in block.splitlines():
+        if line.startswith(("$ ", "# ", "> ")):
+            found.append((line[2:], []))
+        elif line.strip() not in {"", "..."}:
+            found[-1][1].append(line)
+    return [each for each in found if each[1]]
+
+
+SHOWN: Final = [(name, block) for name, block in blocks("console") if outputs(block)]
+
+
+@pytest.mark.parametrize(("document", "block"), SHOWN, ids=[name for name, _ in SHOWN])
+def test_output_in_a_document_is_that_of_this_version(document: str, block: str, machine: Path) -> None:
+    for line in lines(block):
+        program, *arguments = simple_commands(line)[0]
+        output = run_agent(arguments, machine) if program == "nodeagent" else ""
+        for expected in dict(outputs(block)).get(line, ()):
+            assert masked(expected) in map(masked, output.splitlines()), f"{document}: {line}"
+
+
+def masked(line: str) -> str:
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC|\(hold \d+\)", "_", line)
 
 
 def test_every_console_block_has_commands() -> None:
