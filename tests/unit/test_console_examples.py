@@ -119,6 +119,12 @@ def served_node(directory: Path) -> Iterator[Node]:
         yield served
 
 
+@contextmanager
+def new_node() -> Iterator[None]:
+    with TemporaryDirectory(prefix="n-") as directory, served_node(Path(directory)):
+        yield
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with served_node(tmp_path_factory.mktemp("n")) as served:
@@ -149,7 +155,7 @@ def run_agent(arguments: list[str], machine: Path) -> str:
     if given[:2] == ["config", "import"] and given[2].startswith("--"):
         given.insert(2, places["kubelet.json"])  # the test machine has no kubelet configuration
     if arguments[0] in {"gc", "rmi"} and not _READ_ONLY.intersection(arguments):
-        with TemporaryDirectory(prefix="n-") as directory, served_node(Path(directory)):
+        with new_node():
             ended = nodeagent(*given, "--yes", "--direct")
     else:
         ended = nodeagent(*given)
@@ -269,9 +275,16 @@ def outputs(block: str) -> list[tuple[str, list[str]]]:
     return [each for each in found if each[1]]
 
 
+@pytest.fixture
+def of_new_node(machine: Path) -> Iterator[None]:  # noqa: ARG001 - the settings of its node are replaced
+    with new_node():
+        yield
+
+
 SHOWN: Final = [(name, block) for name, block in blocks("console") if outputs(block)]
 
 
+@pytest.mark.usefixtures("of_new_node")
 @pytest.mark.parametrize(("document", "block"), SHOWN, ids=[name for name, _ in SHOWN])
 def test_output_in_a_document_is_that_of_this_version(document: str, block: str, machine: Path) -> None:
     for line in lines(block):
