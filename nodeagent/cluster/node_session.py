@@ -17,6 +17,7 @@ from nodeagent.record import Record, field, replace
 if TYPE_CHECKING:
     from nodeagent.cluster.session_task import RegistrationReporter
     from nodeagent.model.kubernetes import Lease, Node, NodeFacts, NodeStatus, StatusCondition
+    from nodeagent.model.pressure import NodeCondition
     from nodeagent.model.stops import NodeStop
     from nodeagent.units import Clock
 
@@ -79,6 +80,7 @@ class SessionParts(Record):
         read_facts: returns the current facts of the node.
         refusal: returns the reason for not reporting the node now; empty if this agent may report it.
         is_shutting_down: returns whether a graceful shutdown is in progress; does no I/O.
+        read_pressure: returns the active pressure conditions as of now, for :attr:`NodeFacts.pressure`; does no I/O.
         jitter: returns a number from 0 to 1.
         send_event: sends a waiting Event, if any; returns the seconds until the next attempt.
         read_labels: returns the configured labels of the node; ``None`` if they are unknown.
@@ -94,6 +96,7 @@ class SessionParts(Record):
     read_facts: Callable[[], Awaitable[NodeFacts]]
     refusal: Callable[[], Awaitable[str]]
     is_shutting_down: Callable[[], bool]
+    read_pressure: Callable[[], frozenset[NodeCondition] | None]
     jitter: Callable[[], float]
     send_event: Callable[[Node], Awaitable[float]]
     read_labels: Callable[[], Awaitable[Mapping[str, str] | None]]
@@ -266,7 +269,7 @@ class NodeSession:
             conditions = status.conditions
             if heartbeat.report_reason(memory, status, self._clock.monotonic_s()) is heartbeat.ReportReason.UNCHANGED:
                 self._announced(AnnouncedPart.STATUS, shutting_down=shutting_down)
-                await self._wait_for_change(heartbeat.STATUS_POLL_S, shutting_down=shutting_down)
+                await self._wait_for_change(heartbeat.STATUS_POLL_S, shutting_down=shutting_down, facts=facts)
                 continue
             try:
                 # read before each report, since the node controller writes conditions too
@@ -285,7 +288,7 @@ class NodeSession:
             conditions = status.conditions
             memory = heartbeat.remember_report(status, self._clock.monotonic_s(), self._parts.jitter())
             self._announced(AnnouncedPart.STATUS, shutting_down=shutting_down)
-            await self._wait_for_change(heartbeat.STATUS_POLL_S, shutting_down=shutting_down)
+            await self._wait_for_change(heartbeat.STATUS_POLL_S, shutting_down=shutting_down, facts=facts)
 
     def _status_of(
         self, facts: NodeFacts, previous: Sequence[StatusCondition], memory: heartbeat.ReportMemory
@@ -448,10 +451,16 @@ class NodeSession:
         while publish is not None and not self._ended.is_set():
             await wait_for_any(await publish(read_node), self._ended)
 
-    async def _wait_for_change(self, seconds: float, *, shutting_down: bool) -> None:
-        """Wait ``seconds``, or until a graceful shutdown starts or is cancelled: logind's delay is a few seconds."""
+    async def _wait_for_change(self, seconds: float, *, shutting_down: bool, facts: NodeFacts | None = None) -> None:
+        """Wait ``seconds``, or until a graceful shutdown starts or is cancelled: logind's delay is a few seconds.
+
+        With ``facts``, also until a pressure condition becomes active: the scheduler must not bind the replacement of
+        an evicted pod to this node.
+        """
         until_s = self._clock.monotonic_s() + seconds
         while (left_s := until_s - self._clock.monotonic_s()) > _RESOLUTION_S and not self._ended.is_set():
             if self._parts.is_shutting_down() is not shutting_down:
+                return
+            if facts is not None and (self._parts.read_pressure() or frozenset()) - (facts.pressure or frozenset()):
                 return
             await wait_for_any(min(left_s, _CHANGE_POLL_S), self._ended)

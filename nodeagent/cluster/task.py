@@ -176,6 +176,7 @@ class RegistrationTask:
             read_facts=facts.read,
             refusal=lambda: self._refusal(settings),
             is_shutting_down=facts.is_shutting_down,
+            read_pressure=facts.read_pressure,
             jitter=random.random,
             send_event=lambda node: outbox.send(events, node, reporter),
             read_stops=read_stops,
@@ -250,11 +251,14 @@ class FactsSource(Record):
         """Return whether a graceful shutdown is in progress."""
         return self.context.pass_lock.pause_of(PausedBy.SHUTDOWN) is not None
 
+    def read_pressure(self) -> frozenset[NodeCondition] | None:
+        """Return the active pressure conditions; ``None`` if thresholds are not evaluated."""
+        return None if self.settings.eviction.off_because(Role.STANDALONE) else self.context.eviction.reported
+
     async def read(self) -> NodeFacts:
         """Return the current facts, or the last facts if the runtime was lost less than 30 s ago."""
         agent = self.context.agent
-        enabled = not self.settings.eviction.off_because(Role.STANDALONE)
-        pressure = self.context.eviction.reported if enabled else None
+        pressure = self.read_pressure()
         facts = await self.read_facts(None if agent is None else agent.cri, pressure)
         now_s = self.context.clock.monotonic_s()
         if facts.runtime_version:

@@ -101,6 +101,7 @@ class Cluster:
             self.read_facts,
             self.refused,
             lambda: self.shutting_down,
+            lambda: self.facts.pressure,
             lambda: 0.0,
             lambda node: self.outbox.send(self.event_api, node, reporter),
             self.read_labels,

@@ -50,16 +50,19 @@ def test_lease_is_renewed_about_every_10_s_and_an_unchanged_status_every_5_minut
     assert len(cluster.lease_api.sent) + len(reports) + readings + 3000 / REPORT_S <= 300
 
 
-def test_changed_status_is_reported_at_the_next_poll() -> None:
+@pytest.mark.difference("pressure-report")
+def test_pressure_is_reported_within_half_a_second_and_its_end_at_the_next_poll() -> None:
     cluster = Cluster()
 
     async def script() -> None:
-        await asyncio.sleep(95)
-        cluster.facts = replace(FACTS, pressure=frozenset({NodeCondition.DISK_PRESSURE}))
+        for pressure in ({NodeCondition.DISK_PRESSURE}, set()):
+            await asyncio.sleep(31.2)
+            cluster.facts = replace(FACTS, pressure=frozenset(pressure))
 
-    cluster.run(120, script)
-    assert len(cluster.status_api.times("/status")) == 2
-    assert 95 < cluster.status_api.times("/status")[1] <= 105
+    cluster.run(90, script)
+    _, raised_s, cleared_s = cluster.status_api.times("/status")
+    assert 31.2 < raised_s <= 31.7
+    assert 62.4 < cleared_s <= 72.4
 
 
 @pytest.mark.parametrize(
