@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from tests.support import images, reclaim
 from tests.support.command import ROOT
-from tests.support.containerd_config import config_text
+from tests.support.containerd_config import STATE, config_text
 from tests.support.pods import Pods
 from tests.support.system_command import environment, run
 
@@ -33,21 +33,22 @@ _DISK_MIB = 1024
 _STOP_S = 20.0
 _LOG_LINES = 60
 
-# $1 is the base directory. A kubelet sets sysctls of the whole machine, so that files of a tmpfs are mounted over them.
+# $1 is the base directory, $2 the name, $3 the address. A kubelet sets sysctls of the whole machine, so that files of a
+# tmpfs are mounted over them.
 _ENTER = """
 set -e
 base=$1
-hostname node-1
+hostname "$2"
 ip link set lo up
 ip link add eth0 type veth peer name peer0
-ip address add 192.0.2.10/24 dev eth0
+ip address add "$3/24" dev eth0
 ip link set eth0 up; ip link set peer0 up
 ip route add default via 192.0.2.1
 for name in etc var/lib; do
   mkdir -p "$base/over/$name" "$base/work/$name"
   mount -t overlay overlay -o "lowerdir=/$name,upperdir=$base/over/$name,workdir=$base/work/$name" "/$name"
 done
-echo 0123456789abcdef0123456789abcdef > /etc/machine-id
+echo "$2" | md5sum | cut -c 1-32 > /etc/machine-id
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /var/log
 mkdir -p "$base/disk" /run/sysctls /var/lib/kubelet /var/log/pods /var/log/containers
@@ -98,12 +99,13 @@ class Part:
 class ClusterNode:
     """Context manager for the namespaces of a node and its containerd."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = NAME, address: str = ADDRESS) -> None:
+        self.name = name
+        self.address = address
         self.base = Path(tempfile.mkdtemp(prefix="nodeagent-cluster-"))
         self.parts: dict[str, Part] = {}
         self._holder: subprocess.Popen[bytes] | None = None
         self._init = 0
-        self._cgroups = set(_runtime_cgroups())
 
     def __enter__(self) -> Self:
         try:
@@ -183,20 +185,27 @@ class ClusterNode:
             part.process.wait(_STOP_S)
         self.parts.clear()
         deadline = time.monotonic() + _STOP_S
-        while (left := set(_runtime_cgroups()) - self._cgroups) and time.monotonic() < deadline:
-            for each in sorted(left, key=lambda path: len(path.parts), reverse=True):
+        while (left := self._cgroups()) and time.monotonic() < deadline:
+            for each in left:
                 with contextlib.suppress(OSError):
                     each.rmdir()
         shutil.rmtree(self.base, ignore_errors=True)
+
+    def _cgroups(self) -> list[Path]:
+        """Return the cgroups of the node's last containers; those of other nodes of the machine are beside them."""
+        tasks = self.base / STATE / "io.containerd.runtime.v2.task" / "k8s.io"
+        names = [each.name for each in tasks.iterdir()] if tasks.is_dir() else []
+        return [path for name in names for path in _CGROUPS.glob(f"*/k8s.io/{name}")]
 
     def _enter(self) -> None:
         disk = self.base / "disk.img"
         with disk.open("wb") as sparse:
             sparse.truncate(_DISK_MIB << 20)
         run(["mkfs.ext4", "-q", "-F", "-m", "0", str(disk)], ClusterError)
+        arguments = (str(self.base), self.name, self.address)
         namespaces = ["--mount", "--uts", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self._holder = subprocess.Popen(
-            ["unshare", *namespaces, "--propagation", "private", "sh", "-c", _ENTER, "sh", str(self.base)],
+            ["unshare", *namespaces, "--propagation", "private", "sh", "-c", _ENTER, "sh", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -243,9 +252,3 @@ def _children(pid: int) -> list[int]:
         return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
-
-
-def _runtime_cgroups() -> list[Path]:
-    """Return the cgroups of containers without a configured parent, and the cgroups ``k8s.io`` of the CRI plugin."""
-    roots = [path for path in _CGROUPS.glob("*/k8s.io") if path.is_dir()]
-    return [*roots, *(path for root in roots for path in root.iterdir() if path.is_dir())]
