@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tests.support.cluster import Cluster, Document
+    from tests.support.cluster_node import ClusterNode
 
 Event = dict[str, Any]
 _PATHS = {
@@ -53,11 +54,11 @@ def granted(documents: Iterable[Document]) -> set[str]:
 class ClusterAgent:
     """Agent on a node of the cluster: configuration, daemon and commands."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, node: ClusterNode) -> None:
         self._cluster = cluster
-        self._node = cluster.node
-        self._config = cluster.node.base / "nodeagent.toml"
-        self._log = cluster.node.base / "agent.log"
+        self._node = node
+        self._config = node.base / "nodeagent.toml"
+        self._log = node.base / "agent.log"
         self._from = 0
         self.granted: set[str] = set()
 
@@ -126,15 +127,20 @@ class ClusterAgent:
                 found[f"{text} in {namespace}"].add(each["responseStatus"]["code"])
         return found
 
-    def start(self) -> None:
-        """Start the daemon; :meth:`events` ignores log entries from before this start."""
-        self._from = self._log.stat().st_size if self._log.exists() else 0
-        self._node.start_module("agent", "nodeagent", "run", "--config", str(self._config))
+    def start(self, *wrapper: str) -> None:
+        """Start the daemon; :meth:`events` ignores log entries from before this start.
 
-    def stop(self) -> None:
-        """Stop the daemon if it is running."""
+        Args:
+            wrapper: command that runs the command line of the daemon.
+        """
+        self._from = self._log.stat().st_size if self._log.exists() else 0
+        run = (sys.executable, "-m", "nodeagent", "run", "--config", str(self._config))
+        self._node.start("agent", *wrapper, *run)
+
+    def stop(self, *, kill: bool = False) -> None:
+        """Stop the daemon if it is running, by SIGTERM or with ``kill`` by SIGKILL."""
         if "agent" in self._node.parts:
-            self._node.stop("agent")
+            self._node.stop("agent", kill=kill)
 
     def command(self, *words: str, config: bool = True) -> str:
         """Return the output of a ``nodeagent`` command on the node; its exit code is not checked."""

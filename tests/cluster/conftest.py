@@ -49,9 +49,14 @@ def bare_node(request: pytest.FixtureRequest) -> Iterator[ClusterNode]:
 
 
 @contextmanager
-def separate_node(name: str) -> Iterator[ClusterNode]:
-    """Start a node whose logs are in the reports of failed tests; ``name`` is the directory of its whole logs."""
-    with ClusterNode() as node:
+def separate_node(name: str, *identity: str) -> Iterator[ClusterNode]:
+    """Start a node whose logs are in the reports of failed tests.
+
+    Args:
+        name: directory of the whole logs of the node.
+        identity: name and address of the node, if it is not the first one.
+    """
+    with ClusterNode(*identity) as node:
         _nodes.append(node)
         try:
             yield node
@@ -71,7 +76,7 @@ def keep_logs(node: ClusterNode, directory: Path) -> None:
 @pytest.fixture
 def agent(cluster: Cluster) -> Iterator[ClusterAgent]:
     """Return an agent on the node; its daemon is stopped after the test."""
-    made = ClusterAgent(cluster)
+    made = ClusterAgent(cluster, cluster.node)
     yield made
     made.stop()
 

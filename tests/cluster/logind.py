@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -11,8 +12,9 @@ import pytest
 from tests.support import login1
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
+    from tests.cluster.agent import ClusterAgent
     from tests.support.cluster_node import ClusterNode
 
 
@@ -34,3 +36,8 @@ async def logind(node: ClusterNode) -> AsyncIterator[login1.Login1]:
         await manager.stop()
         bus.stop()
         shutil.rmtree(directory)
+
+
+async def wait(agent: ClusterAgent, state: str, ready: Callable[[], bool], timeout_s: float = 120) -> None:
+    """Wait for a condition while the event loop serves logind."""
+    await asyncio.to_thread(agent.wait, state, ready, timeout_s)

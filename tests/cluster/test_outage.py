@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cluster.plan.registration import CORDONED_ANNOTATION
-from tests.cluster.logind import logind
+from tests.cluster.logind import logind, wait
 from tests.cluster.workloads import IMAGE
 from tests.support import images
 from tests.support.cluster import LEASE, NODES
 from tests.support.cluster_node import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.cluster.agent import ClusterAgent
     from tests.support import login1
     from tests.support.cluster import Cluster
@@ -34,11 +32,6 @@ SECTIONS = (
     '[eviction]\nenabled = "on"\nhard = "nodefs.available<500Mi"\n'
     '[container_gc]\ninterval = "2s"\nminimum_age = "0s"\nmax_per_pod_container = 0\n'
 )
-
-
-async def wait(agent: ClusterAgent, state: str, ready: Callable[[], bool], timeout_s: float = 120) -> None:
-    """Wait for a condition while the event loop serves logind."""
-    await asyncio.to_thread(agent.wait, state, ready, timeout_s)
 
 
 def exists(runtime: Pods, container: Container) -> bool:

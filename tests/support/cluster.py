@@ -144,6 +144,12 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         """Do nothing, since all processes end with the node."""
 
+    def join(self, node: ClusterNode) -> Path:
+        """Relay the API server into the network of a further node; return the kubeconfig of the node's certificate."""
+        node.start_module("relay", "tests.support.unix_relay", str(_PORT), str(self._socket))
+        self.authority.issue(node.name, f"/O=system:nodes/CN=system:node:{node.name}", days=30)
+        return self.kubeconfig(node.name)
+
     def file(self, name: str) -> str:
         """Return the path of a certificate or key file."""
         return str(self.authority.directory / name)

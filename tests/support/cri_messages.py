@@ -50,6 +50,8 @@ CreateContainerRequest pod_sandbox_id=1:string config=2:ContainerConfig sandbox_
 CreateContainerResponse container_id=1:string
 ContainerRequest container_id=1:string
 StopContainerRequest container_id=1:string timeout=2:int64
+ExecSyncRequest container_id=1:string *cmd=2:string timeout=3:int64
+ExecSyncResponse exit_code=3:int32
 Container id=1:string pod_sandbox_id=2:string metadata=3:ContainerMetadata image=4:ImageSpec image_ref=5:string \
 state=6:int32 created_at=7:int64 labels=8:map annotations=9:map
 ListContainersResponse *containers=1:Container
@@ -75,6 +77,7 @@ _METHODS = {
     "StartContainer": ("ContainerRequest", "Empty"),
     "StopContainer": ("StopContainerRequest", "Empty"),
     "RemoveContainer": ("ContainerRequest", "Empty"),
+    "ExecSync": ("ExecSyncRequest", "ExecSyncResponse"),
     "ListContainers": ("Empty", "ListContainersResponse"),
     "ListContainerStats": ("Empty", "Empty"),
     "ContainerStatus": ("ContainerRequest", "ContainerStatusResponse"),

@@ -270,6 +270,11 @@ class Pods:
             "StopContainer", {"container_id": container.id, "timeout": grace_s}, timeout_s=self.timeout_s + grace_s
         )
 
+    def execute(self, container_id: str, *command: str) -> None:
+        """Run a command in a container; fail unless its exit code is 0."""
+        done = self.call("ExecSync", {"container_id": container_id, "cmd": list(command), "timeout": 60}, timeout_s=90)
+        assert done["exit_code"] == 0, f"{command} exited with {done['exit_code']}"
+
     def wait_exited(self, container: Container, *, timeout_s: float = 10) -> ContainerExit:
         """Wait for the exit of a container and return it.
 
