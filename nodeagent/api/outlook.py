@@ -45,7 +45,7 @@ class GrowthDocument(Part, frozen=True, kw_only=True):
     Attributes:
         part: pod, repository, or the rest of a category; empty for growth that no category explains.
         rate_per_s: growth per second.
-        share: share of the growth of all growing parts, from 0 to 1.
+        share: share of the growth of the use, or of the sum of all growing parts if that is larger, from 0 to 1.
         category: category of the part; ``other`` in the response of an older daemon.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import takewhile
+from math import floor
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.eviction.plan.thresholds import Unit, unit_of
@@ -20,6 +21,8 @@ _NAMES: Final[Mapping[ThresholdKind, str]] = {
     ThresholdKind.HARD: "eviction",
     ThresholdKind.FULL: "full",
 }
+_LEAST_SHARE: Final = 0.01
+"""Smallest share of a growth with a statement of its part."""
 
 
 def short_name(outlook: OutlookDocument) -> str:
@@ -86,10 +89,15 @@ def forecast_words(outlook: OutlookDocument, forecast: ForecastDocument) -> str:
 
 def threshold_words(outlook: OutlookDocument, forecast: ForecastDocument) -> str:
     """Return a threshold and when it is met; the times of a range are rounded to one unit."""
-    at = f"{_NAMES[forecast.threshold]} at {forecast.used / outlook.capacity:.0%}"
+    at = f"{_NAMES[forecast.threshold]} at {_percent(forecast.used / outlook.capacity)}"
     return (
         f"{at} in {duration_range(forecast)}" if forecast.outlook is Outlook.RANGE else f"{at}: {when_words(forecast)}"
     )
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent; one below 1 is never shown as 100%, such as that of 100 MiB on a large machine."""
+    return f"{floor(share * 1000) / 10:.1f}%" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
 def when_words(forecast: ForecastDocument) -> str:
@@ -130,8 +138,8 @@ def _rounded(seconds: float) -> str:
 
 
 def driver(outlook: OutlookDocument) -> str:
-    """Return the part with the largest share of the growth, such as ``80% by a/b logs``; empty if it is unknown."""
-    known = [each for each in outlook.growth if each.part]
+    """Return the part with the largest share of the growth, such as ``80% by a/b logs``; empty if none is known."""
+    known = [each for each in outlook.growth if each.part and each.share >= _LEAST_SHARE]
     return f"{known[0].share:.0%} by {known[0].part}" if known else ""
 
 

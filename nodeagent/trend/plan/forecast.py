@@ -127,7 +127,7 @@ class Growth(NamedTuple):
     Attributes:
         part: name of the part; empty for growth that no part explains.
         rate_per_s: growth per second.
-        share: share of the sum of all growing parts.
+        share: share of the growth of the use, or of the sum of all growing parts if that is larger.
         category: category of the part.
     """
 
@@ -221,7 +221,7 @@ def _growth(samples: Sequence[Sample], now: datetime, window_s: float) -> tuple[
     points = _points(samples, _times(samples, now), _used)
     window_s = min(window_s, _reach_s(points))
     rates = {}
-    for part in {part for sample in samples for part in sample.parts}:
+    for part in next((each.parts for each in reversed(samples) if each.parts), NO_PARTS):  # not of a deleted pod
         with_part = _with_part(samples, part)
         rate = _growth_rate(_points(with_part, _times(with_part, now), _amount_of(part)), window_s)
         if rate > 0:
@@ -237,7 +237,8 @@ def _growth(samples: Sequence[Sample], now: datetime, window_s: float) -> tuple[
     used = _fit(points, window_s)
     if used is not None and used.rate - explained > max(_TREND_ERRORS * used.error, _REST * used.rate):
         found.append(("", GrowthCategory.OTHER, used.rate - explained))
-    every = sum(rate for _, _, rate in found)
+    # An unexplained growth within its error is no part, but the parts are not the cause of it either.
+    every = max(sum(rate for _, _, rate in found), 0.0 if used is None else used.rate)
     return tuple(Growth(part, rate, rate / every, category) for part, category, rate in found)
 
 

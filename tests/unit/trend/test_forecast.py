@@ -289,6 +289,23 @@ def test_shares_of_growing_parts_add_up_to_one() -> None:
     assert sum(each.share for each in shares) == pytest.approx(1)
 
 
+def test_part_with_little_of_a_varying_growth_has_a_small_share() -> None:
+    varying = Random(3)
+    samples = readings(
+        36, lambda minute: 26 + minute / 12 + varying.gauss(0, 1.5), parts={"shop/web": lambda minute: minute / 5000}
+    )
+    (part,) = growth_of(samples)
+    assert part.part == "shop/web"
+    assert part.share < 0.01
+
+
+def test_part_of_a_deleted_pod_is_no_growing_part() -> None:
+    grown = readings(36, lambda minute: 26 + minute / 12, parts={"shop/web": lambda minute: minute / 12})
+    newest = grown[-1]._replace(at=grown[-1].at + timedelta(minutes=1), parts={"shop/other": 1.0})
+    assert [each.part for each in growth_of(grown)] == ["shop/web"]
+    assert [each.part for each in growth_of([*grown, newest])] == [""]
+
+
 MINUTES = st.lists(st.sampled_from([0, 0.01, 1, 1, 1, 5, 60, 1440]), min_size=1, max_size=60)
 AMOUNTS = st.sampled_from([0.0, 1.0, 50.0, 50.1, 60.0, 99.0, 1e15])
 
