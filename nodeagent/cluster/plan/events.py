@@ -189,8 +189,8 @@ def event_body(occurrence: Occurrence, node: str, node_uid: str) -> dict[str, An
 def _name(occurrence: Occurrence, node: str) -> str:
     """Return the name of an Event, which is equal in every attempt, so that a retry does not create a second Event."""
     digest = zlib.crc32("\0".join(occurrence.key).encode())
-    about = node if occurrence.pod is None else occurrence.pod.name[:_MAX_NAME].rstrip(".-")
-    return f"{about}.{int(occurrence.first.timestamp() * 1_000_000):x}{digest:08x}"
+    about = node if occurrence.pod is None else occurrence.pod.name
+    return f"{about[:_MAX_NAME].rstrip('.-')}.{int(occurrence.first.timestamp() * 1_000_000):x}{digest:08x}"
 
 
 def _with(queue: EventQueue, added: Occurrence) -> EventQueue:

@@ -112,6 +112,10 @@ def test_event_about_a_pod_has_its_namespace_and_uid_within_the_limits_of_the_ap
     taken = take_event(queue, 0.0)[1]
     assert taken is not None
     body = event_body(taken, "node-1", "uid-node")
+    of_node = add_event(EventQueue(), "evicted", "m", NOW, 0.0)
+    about_node = take_event(of_node, 0.0)[1]
+    assert about_node is not None
+    assert len(event_body(about_node, "n" * 253, "uid-node")["metadata"]["name"]) <= 253
     assert body["metadata"]["namespace"] == "shop"
     assert len(body["metadata"]["name"]) <= 253
     assert body["regarding"] == {
