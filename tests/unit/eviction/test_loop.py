@@ -22,6 +22,7 @@ from nodeagent.record import replace
 from tests.unit.builders import MIB
 from tests.unit.eviction.eviction_node import LOW, NO_PRESSURE, Node, disk_node, run_pass
 from tests.unit.eviction.plan.cases import disk, known, pod, read
+from tests.unit.eviction.test_storage_limits import over_limit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -236,6 +237,15 @@ async def test_dry_run_evicts_no_pod_that_node_level_reclaim_would_spare() -> No
     node = disk_node(dry_run=True, reclaimable=Reclaimable(60 * MIB))
     await run_pass(node)
     assert (node.result(), node.records, node.events("would_evict")) == ("dry-run", [], [])
+
+
+async def test_dry_run_checks_storage_limits_behind_a_threshold_that_reclaim_would_clear() -> None:
+    pods = (pod("writer", writable=disk(300)), over_limit("greedy"))
+    node = disk_node(dry_run=True, reclaimable=Reclaimable(60 * MIB), pods=pods)
+    await run_pass(node)
+    assert [(each["pod_name"], each["reason"]) for each in node.events("would_evict")] == [
+        ("greedy", "empty-dir-over-limit")
+    ]
 
 
 async def test_dry_run_acts_on_the_next_threshold_after_one_that_reclaim_would_clear() -> None:
