@@ -199,16 +199,17 @@ release: ## as root: all artefacts of ARCHITECTURES (this one; "amd64 arm64") in
 sign: ## sign dist/SHA256SUMS with KEY: the name of a GnuPG key, or a file with a private key (PEM, for openssl)
 	@systemd/sign dist "$(KEY)"
 
-test-packages: ## as root: install, upgrade, remove and purge the packages of dist/ in fresh roots of Debian 12 and 13; ARCHITECTURE=arm64 requires qemu-user-static
-	@for each in dist/nodeagent_*~deb*_$(or $(ARCHITECTURE),$(NATIVE)).deb; do systemd/debian/try "$$each" || exit 1; done
+test-packages: ## as root: install the packages of dist/ in fresh roots of Debian 12 and 13, up to the first answer on a real containerd, upgrade, remove and purge them; ARCHITECTURE=arm64 requires qemu-user-static and has no containerd
+	@.ci/setup run real image
+	@for each in dist/nodeagent_*~deb*_$(or $(ARCHITECTURE),$(NATIVE)).deb; do systemd/debian/try $(BIN)/python "$$each" || exit 1; done
 
 test-python: ## as root: install the agent without a network from the offline archive of dist/, by pip and by uv, in a fresh root of Debian 13
 	systemd/python/try $(BIN)/python dist/nodeagent-*-offline-$$(uname -m).tar.gz
 
 test-rpm: ## as root: build an RPM for the Python of Debian 13, and install, reinstall and erase it with rpm in a fresh root
 	@.ci/setup run
-	PYTHON_VERSION=3.13 systemd/rpm/build $(BIN)/python dist
-	systemd/rpm/try dist/nodeagent-*.python3.13.$$(uname -m).rpm
+	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && PYTHON_VERSION=3.13 systemd/rpm/build $(BIN)/python "$$scratch" && \
+		systemd/rpm/try "$$scratch"/*.rpm
 
 test-rebuild: ## as root: build the packages and the RPM in two fresh roots with other paths, users and clocks, and compare them; ARCHITECTURE as for deb
 	@.ci/setup run
