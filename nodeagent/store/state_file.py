@@ -77,6 +77,7 @@ _FORMER_CLOCK_KEYS: Final = ("boot_id", "boottime_s", "wall_us")
 _REBOOTS: Final = "observed_reboots"
 """Row of table ``meta`` that version 0.2 ignores: the stop of the agent and the observation of earlier boots. It is
 valid only for the observation of the other rows, which 0.2 can have written since."""
+_SHM_REGION_BYTES: Final = 32 << 10  # Source: SQLite, WALINDEX_PGSZ
 _PAST_USES: Final = "past_image_uses"
 """Row of table ``meta`` that version 0.2 ignores."""
 _OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_last_s", "observed_last_us")
@@ -475,11 +476,12 @@ class StateFile:
     def open_for_reading(self) -> sqlite3.Connection:
         """Return a read-only connection; it creates no ``-wal`` and ``-shm`` files unless there is a write to read.
 
-        A failed write on a full disk leaves an empty ``-wal`` file without a ``-shm`` file, for which there is no space
-        either. Every program that is writing has both.
+        A failed write on a full disk leaves an empty ``-wal`` file and a ``-shm`` file of a few bytes, as there is no
+        space for its first region. Every program that is writing has that region.
         """
         wal, shm = (self._path.with_name(f"{self._path.name}-{each}") for each in ("wal", "shm"))
-        unfinished = identity(wal) is not None and (identity(shm) is not None or wal.stat().st_size > 0)
+        mapped = identity(shm) is not None and shm.stat().st_size >= _SHM_REGION_BYTES
+        unfinished = identity(wal) is not None and (mapped or wal.stat().st_size > 0)
         uri = f"{self._path.absolute().as_uri()}?{'mode=ro' if unfinished else 'immutable=1'}"
         return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
 

@@ -143,6 +143,7 @@ def test_read_only_store_creates_no_files(tmp_path: Path) -> None:
 def test_usage_is_read_on_a_full_disk_after_a_failed_write(tmp_path: Path) -> None:
     remember(Store(tmp_path), {"a": None}, {"a"}, T0)
     (tmp_path / "nodeagent.db-wal").touch()
+    (tmp_path / "nodeagent.db-shm").write_bytes(bytes(3))  # as on a full disk
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no file can grow
     try:
