@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from nodeagent.cluster.plan.failed_pods import FAILED, FailedPod
+from nodeagent.kube.api_client import MANAGER
 from nodeagent.model.runtime import ANNOTATION_SOURCE
 from nodeagent.pods.plan.facts import ANNOTATION_MIRROR
 from nodeagent.pods.pod_api import decode_object, list_page
@@ -32,6 +33,7 @@ class _Owner(_Object, frozen=True):
 class _Write(_Object, frozen=True):
     """An entry of ``managedFields``; its time is that of the API server."""
 
+    manager: str = ""
     subresource: str = ""
     time: datetime | None = None
 
@@ -57,7 +59,7 @@ class _Terminated(_Object, frozen=True):
 
 
 class _State(_Object, frozen=True):
-    running: msgspec.Raw | None = None
+    running: _Object | None = None
     terminated: _Terminated | None = None
 
 
@@ -116,7 +118,7 @@ def _failed_pod(document: msgspec.Raw) -> FailedPod | None:
         *(status.container_statuses or ()),
         *(status.ephemeral_container_statuses or ()),
     ]
-    written = [each.time for each in metadata.managed_fields or () if each.subresource == _STATUS]
+    writes = [each for each in metadata.managed_fields or () if each.subresource == _STATUS]
     ended = [each.last_transition_time for each in status.conditions or ()]
     ended += [each.state.terminated.finished_at for each in containers if each.state.terminated is not None]
     return FailedPod(
@@ -135,8 +137,10 @@ def _failed_pod(document: msgspec.Raw) -> FailedPod | None:
         ),
         finalizers=tuple(metadata.finalizers or ()),
         deleting=metadata.deletion_timestamp is not None,
-        has_running_container=any(each.state.running is not None for each in containers),
-        written_at=_latest(written),
+        # the agent publishes a status after all containers have exited, and keeps the former kubelet's list of them
+        has_running_container=MANAGER not in {each.manager for each in writes}
+        and any(each.state.running is not None for each in containers),
+        written_at=_latest([each.time for each in writes]),
         ended_at=_latest(ended),
     )
 

@@ -457,7 +457,9 @@ LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 EVENTS: Final = "/apis/events.k8s.io/v1/namespaces"
 _CONFLICT: Final = 409
 _CONFLICT_ATTEMPTS: Final = 5
-FIELD_MANAGER: Final = "fieldManager=nodeagent"
+MANAGER: Final = "nodeagent"
+"""Field manager of the writes of the agent."""
+FIELD_MANAGER: Final = f"fieldManager={MANAGER}"
 
 
 class NodeApi:

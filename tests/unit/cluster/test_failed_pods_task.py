@@ -191,6 +191,16 @@ async def test_other_failed_pod_is_not_deleted(authority: Authority, tmp_path: P
     assert api.seen("DELETE") == []
 
 
+async def test_pod_whose_status_the_agent_published_is_deleted_despite_the_former_kubelets_container_statuses(
+    authority: Authority, tmp_path: Path
+) -> None:
+    published = {"manager": "nodeagent", "operation": "Update", "subresource": "status", "time": OLD}
+    running = {"containerStatuses": [{"state": {"running": {"startedAt": OLD}}}]}
+    api = server(failed("web", metadata={"managedFields": [published]}, status=running))
+    async with deleting(api, authority, tmp_path):
+        await until(lambda: bool(api.seen("DELETE", "/web")))
+
+
 async def test_dry_run_reports_and_records_each_pod_once_and_deletes_none(authority: Authority, tmp_path: Path) -> None:
     api = server(failed("web"))
     async with deleting(api, authority, tmp_path, dry_run=True) as run:
