@@ -52,12 +52,18 @@ def granted(documents: Iterable[Document]) -> set[str]:
 
 
 class ClusterAgent:
-    """Agent on a node of the cluster: configuration, daemon and commands."""
+    """Agent on a node of the cluster: configuration, daemon and commands.
+
+    Attributes:
+        granted: permissions of the last applied manifest.
+        state: state directory.
+    """
 
     def __init__(self, cluster: Cluster, node: ClusterNode) -> None:
         self._cluster = cluster
         self._node = node
         self._config = node.base / "nodeagent.toml"
+        self.state = node.base / "agent-state"
         self._log = node.base / "agent.log"
         self._from = 0
         self.granted: set[str] = set()
@@ -81,7 +87,7 @@ class ClusterAgent:
         base = self._node.base
         self._config.write_text(
             f'role = "{role}"\n[runtime]\nendpoint = "unix://{CONTAINERD}"\n'
-            f'[state]\ndirectory = "{base}/agent-state"\n[control]\nsocket = "{base}/control.sock"\n'
+            f'[state]\ndirectory = "{self.state}"\n[control]\nsocket = "{base}/control.sock"\n'
             f'[metrics]\nlisten = "off"\n'
             f"[kubernetes]\n{kubernetes}\n{defaults}{more}"
         )

@@ -75,10 +75,14 @@ def keep_logs(node: ClusterNode, directory: Path) -> None:
 
 @pytest.fixture
 def agent(cluster: Cluster) -> Iterator[ClusterAgent]:
-    """Return an agent on the node; its daemon is stopped after the test."""
+    """Return an agent on the node; its daemon is stopped and its state removed after the test.
+
+    An agent with the state of an earlier test would measure the effect of an eviction while the next pods start.
+    """
     made = ClusterAgent(cluster, cluster.node)
     yield made
     made.stop()
+    shutil.rmtree(made.state, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -47,7 +47,7 @@ CREDENTIAL: Final = "authentication.kubernetes.io/credential-id"
 
 @pytest.fixture
 def token(cluster: Cluster, agent: ClusterAgent) -> Iterator[str]:
-    """Create the documented role bindings and a token, and return its id; remove all results of the test afterwards.
+    """Create the documented role bindings and a token, and return its id; remove all objects of the test afterwards.
 
     Each test has its own token, since the API server accepts a deleted one for another 10 s.
     """
@@ -59,12 +59,10 @@ def token(cluster: Cluster, agent: ClusterAgent) -> Iterator[str]:
     agent.configure(f'register_node = true\n{access}bootstrap_token_file = "{token_file(cluster)}"')
     yield made
     agent.stop()
-    for path in (secret(made), f"{NODES}/{NAME}", LEASE):
+    for path in (secret(made), LEASE, f"{NODES}/{NAME}"):  # the control plane deletes the Lease of a deleted node
         if cluster.exists(path):
             cluster.request("DELETE", path)
     cluster.request("DELETE", REQUESTS)
-    for each in state(cluster).glob("api-client*"):
-        each.unlink()
 
 
 def bindings() -> list[Document]:
@@ -99,12 +97,8 @@ def token_file(cluster: Cluster) -> Path:
     return cluster.node.base / "bootstrap-token"
 
 
-def state(cluster: Cluster) -> Path:
-    return cluster.node.base / "agent-state"
-
-
-def certificate(cluster: Cluster) -> Path:
-    return state(cluster) / "api-client.pem"
+def certificate(agent: ClusterAgent) -> Path:
+    return agent.state / "api-client.pem"
 
 
 @pytest.fixture
@@ -209,16 +203,16 @@ def test_token_becomes_a_certificate_and_the_old_one_is_used_until_the_renewed_o
     since = len(cluster.audit())
     agent.start()
     agent.wait("the node is registered", lambda: is_registered(cluster), timeout_s=POLLED_S)
-    first = certificate(cluster).read_bytes()
-    assert stat.S_IMODE(certificate(cluster).stat().st_mode) == 0o600
+    first = certificate(agent).read_bytes()
+    assert stat.S_IMODE(certificate(agent).stat().st_mode) == 0o600
     assert b"PRIVATE KEY" in first
     found = finding(agent)
     assert (found["verdict"], "renewed from" in found["evidence"]) == ("ok", True), found
     token_file(cluster).unlink()
 
-    agent.wait("the certificate is renewed", lambda: certificate(cluster).read_bytes() != first, timeout_s=RENEWED_S)
-    second = certificate(cluster).read_bytes()
-    assert stat.S_IMODE(certificate(cluster).stat().st_mode) == 0o600
+    agent.wait("the certificate is renewed", lambda: certificate(agent).read_bytes() != first, timeout_s=RENEWED_S)
+    second = certificate(agent).read_bytes()
+    assert stat.S_IMODE(certificate(agent).stat().st_mode) == 0o600
     used = [credential_of(first), credential_of(second)]
     agent.wait("the Lease is renewed with it", lambda: renewals(cluster, since)[-1][0] == used[-1])
     renewed = renewals(cluster, since)
@@ -257,7 +251,7 @@ def test_request_is_pending_until_an_approver_comes_an_hour_later(
     assert "pending" in task(agent, "client-certificate")
     assert "no client certificate yet" in task(agent, "kubernetes")
     agent.stop()
-    stored = state(cluster) / "api-client-request.json"
+    stored = agent.state / "api-client-request.json"
     assert stat.S_IMODE(stored.stat().st_mode) == 0o600
     request = json.loads(stored.read_text())
     earlier = datetime.fromisoformat(request["requested_at"]) - timedelta(hours=1)
@@ -298,7 +292,7 @@ def test_certificate_for_another_name_is_refused_and_never_used(
     sign(cluster, node="node-2")
     expected = ("refused by the agent", "CN=system:node:node-2", f"expected CN={NODE_USER}")
     agent.wait("the certificate is refused", lambda: has_finding(agent, *expected))
-    assert not certificate(cluster).exists()
+    assert not certificate(agent).exists()
     assert {each["user"]["username"] for each in agent_entries(cluster, since)} == {user(token)}
 
 
@@ -311,7 +305,7 @@ def test_token_is_used_again_after_the_certificate_has_expired(
     sign(cluster, after_s=30)
     agent.wait("the node is registered", lambda: is_registered(cluster))
     agent.stop()
-    expires_at = x509.load_pem_x509_certificate(certificate(cluster).read_bytes()).not_valid_after_utc
+    expires_at = x509.load_pem_x509_certificate(certificate(agent).read_bytes()).not_valid_after_utc
     agent.wait("the certificate has expired", lambda: datetime.now(UTC) > expires_at)
     agent.start()
     agent.wait("the expiry is reported", lambda: has_finding(agent, "the certificate expired at", "pending"))

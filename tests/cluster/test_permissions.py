@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.cluster.workloads import IMAGE, SETS, create, phase, pod
+from tests.cluster.workloads import BUDGETS, IMAGE, SETS, create, phase, pod
 from tests.support import images
 from tests.support.cluster import LEASE, NODES, PODS, STRATEGIC
 from tests.support.cluster_node import NAME
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.cluster.agent import ClusterAgent
-    from tests.support.cluster import Cluster
+    from tests.support.cluster import Cluster, Document
 
 ACCOUNT: Final = "nodeagent"
 TAINTS: Final = "nodeagent.dev/image-gc-degraded:NoSchedule"
@@ -24,6 +24,7 @@ MISSED: Final = (
     '[image_gc]\ninterval = "2s"\nminimum_age = "24h"\nhigh_threshold_percent = 2\nlow_threshold_percent = 1\n'
 )
 """Thresholds that no pass can meet, so that the condition is true."""
+FILLS: Final = "dd if=/dev/zero of=/tmp/data bs=1M count=64"
 EVICTING: Final = '[eviction]\nenabled = "on"\nhard = "nodefs.available<99%"\n'
 FAILED_AGE_S: Final = 70.0
 """Age of the failed pod, above the minimum of ``delete_failed_after``."""
@@ -33,7 +34,13 @@ BESIDE: Final = {
     "condition_taints": f'condition_taints = "{TAINTS}"\n',
     "publish_events": "publish_events = true\n",
     "evict_pods": "evict_pods = true\n",
+    "override_disruption_budgets": "override_disruption_budgets = true\n",
     "delete_failed_after": 'delete_failed_after = "1m"\n',
+}
+ALONE: Final = {
+    **{name: line for name, line in BESIDE.items() if name not in ("evict_pods", "override_disruption_budgets")},
+    "register_node": "register_node = true\nno_kubelet_taint = false\n",  # the taint deletes the pods of the node
+    "publish_pod_status": "publish_pod_status = true\n",
 }
 
 
@@ -69,7 +76,7 @@ def _kubelet(cluster: Cluster) -> Iterator[None]:
         cluster.start_kubelet()
     yield
     cluster.request("PATCH", f"{NODES}/{NAME}", {"spec": {"taints": []}}, content_type=STRATEGIC)
-    for path, options in ((SETS, {"propagationPolicy": "Orphan"}), (PODS, {"gracePeriodSeconds": 0})):
+    for path, options in ((BUDGETS, {}), (SETS, {"propagationPolicy": "Orphan"}), (PODS, {"gracePeriodSeconds": 0})):
         for each in cluster.items(path):
             cluster.request("DELETE", f"{path}/{each['metadata']['name']}", options)
 
@@ -81,6 +88,10 @@ def _kubelet(cluster: Cluster) -> Iterator[None]:
         ("watch_pods",),
         ("publish_conditions",),
         ("publish_conditions", "condition_taints"),
+        ("publish_events",),
+        ("watch_pods", "evict_pods"),
+        ("watch_pods", "evict_pods", "override_disruption_budgets"),
+        ("delete_failed_after",),
         tuple(BESIDE),
     ],
     ids="+".join,
@@ -89,10 +100,13 @@ def test_agent_beside_a_kubelet_uses_exactly_the_permissions_of_its_settings(
     cluster: Cluster, agent: ClusterAgent, settings: tuple[str, ...]
 ) -> None:
     evicts = "evict_pods" in settings
-    if evicts:
+    if "delete_failed_after" in settings:
         fail_a_pod(cluster, agent)
-        create(cluster, pod("large", "dd if=/dev/zero of=/tmp/data bs=1M count=64; sleep 1000"))
+    if evicts:
+        create(cluster, pod("large", f"{FILLS}; sleep 1000"))
         agent.wait("the pod runs", lambda: phase(cluster, "large") == "Running")
+    if "override_disruption_budgets" in settings:
+        protect(cluster, agent, "large")
     since = len(cluster.audit())
     kubeconfig = agent.service_account(*settings)
     kubernetes = "".join(BESIDE[each] for each in settings)
@@ -102,13 +116,61 @@ def test_agent_beside_a_kubelet_uses_exactly_the_permissions_of_its_settings(
     assert agent.events("api_request_failed", "pass_crashed") == []
 
 
+@pytest.mark.usefixtures("_kubelet")
+def test_registered_node_with_all_settings_reports_an_evicted_pod_and_uses_exactly_their_permissions(
+    cluster: Cluster, agent: ClusterAgent
+) -> None:
+    create_set(cluster, pod("web", f"{FILLS}; sleep 1000"))
+    agent.wait("the pod runs", lambda: [each["status"]["phase"] for each in cluster.items(PODS)] == ["Running"])
+    (web,) = cluster.items(PODS)
+    cluster.node.stop("kubelet")
+    for path in (LEASE, f"{NODES}/{NAME}"):
+        if cluster.exists(path):
+            cluster.request("DELETE", path)
+    since = len(cluster.audit())
+    kubeconfig = agent.service_account(*ALONE)
+    agent.configure(f'{"".join(ALONE.values())}kubeconfig = "{kubeconfig}"', more=MISSED + EVICTING)
+    agent.start()
+    agent.wait("the pod is reported as evicted", lambda: "Evicted" in reasons(cluster), timeout_s=180)
+    evicted = monotonic()
+    found = cluster.get(f"{PODS}/{web['metadata']['name']}")
+    assert (found["metadata"]["uid"], found["status"]["phase"]) == (web["metadata"]["uid"], "Failed")
+    assert found["status"]["message"].startswith("The node was low on resource: ephemeral-storage")
+    conditions = {each["type"]: (each["status"], each.get("reason")) for each in found["status"]["conditions"]}
+    assert conditions["DisruptionTarget"] == ("True", "TerminationByNodeagent")
+    assert conditions["Ready"] == ("False", "PodFailed")
+    agent.wait("the controller has created another pod", lambda: len(cluster.items(PODS)) > 1)
+    cluster.request("PATCH", f"{SETS}/web", {"spec": {"replicas": 0}}, content_type=STRATEGIC)
+    agent.wait("the pod is old enough", lambda: monotonic() - evicted > FAILED_AGE_S, timeout_s=2 * FAILED_AGE_S)
+    agent.stop()
+    agent.start()  # lists the failed pods at its start
+    agent.wait("each permission is used", lambda: complete(agent, since), timeout_s=120)
+    assert agent.events("api_request_failed", "pass_crashed") == []
+
+
+def create_set(cluster: Cluster, template: Document) -> None:
+    """Create a ReplicaSet with one pod."""
+    name, selector = template["metadata"]["name"], {"matchLabels": template["metadata"]["labels"]}
+    spec = {"replicas": 1, "selector": selector, "template": template}
+    cluster.request("POST", SETS, {"metadata": {"name": name}, "spec": spec})
+
+
+def protect(cluster: Cluster, agent: ClusterAgent, name: str) -> None:
+    """Create a disruption budget that permits no eviction of a pod."""
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}}
+    cluster.request("POST", BUDGETS, {"metadata": {"name": name}, "spec": spec})
+    agent.wait(
+        "the budget is processed",
+        lambda: cluster.get(f"{BUDGETS}/{name}")["status"].get("currentHealthy") == 1,
+    )
+
+
 def fail_a_pod(cluster: Cluster, agent: ClusterAgent) -> None:
     """Let the kubelet evict a pod of a ReplicaSet; wait until the failed pod is old enough for its deletion."""
     template = pod("web", "dd if=/dev/zero of=/data/file bs=1M count=8; sleep 1000")
     template["spec"]["volumes"] = [{"name": "data", "emptyDir": {"sizeLimit": "1Mi"}}]
     template["spec"]["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
-    spec = {"replicas": 1, "selector": {"matchLabels": {"app": "web"}}, "template": template}
-    cluster.request("POST", SETS, {"metadata": {"name": "web"}, "spec": spec})
+    create_set(cluster, template)
     agent.wait("the pod is evicted", lambda: "Evicted" in reasons(cluster), timeout_s=120)
     cluster.request("PATCH", f"{SETS}/web", {"spec": {"replicas": 0}}, content_type=STRATEGIC)
     evicted = monotonic()
