@@ -85,6 +85,7 @@ class PodWatchSession:
     statuses: LoopStatuses
     _failures: int = field(default=0, init=False)
     _fruitless: int = field(default=0, init=False)
+    _expiries: int = field(default=0, init=False)
     _stored: Mapping[str, PodSpec] | None = field(default=None, init=False)
     _stored_s: float = field(default=0.0, init=False)
 
@@ -146,14 +147,14 @@ class PodWatchSession:
             while (event := await stream.next_event()) is not None:
                 watched.add(event, self.clock.monotonic_s(), self.clock.now())
                 if event.kind is not None:
-                    changed, self._fruitless, self._failures = True, 0, 0
+                    changed, self._fruitless, self._failures, self._expiries = True, 0, 0, 0
                 self.statuses.beat(POD_WATCH, _SILENT_S)
                 await self._store()
                 await asyncio.sleep(EVENT_S)
         finally:
             stream.close()
         if changed or self.clock.monotonic_s() - began_s >= _LASTED_S:
-            self._failures = self._fruitless = 0
+            self._failures = self._fruitless = self._expiries = 0
             return 0.0
         self._failures += 1
         return watch.retry_s(self._failures, self.parts.jitter())
@@ -165,6 +166,9 @@ class PodWatchSession:
             self._fruitless += 1  # such as a resource version newer than a restored backup of etcd
         state, text = self.watched.state, str(error)
         expired = isinstance(error, ApiServerRefusedError) and error.status == _EXPIRED
+        if expired:  # the API server responds: the delay of an earlier outage does not apply to the next list
+            self._expiries += 1
+            self._failures = self._expiries
         if expired or self._fruitless >= _FRUITLESS:
             self._fruitless = 0
             self.watched.state = watch.after_expiry(state)

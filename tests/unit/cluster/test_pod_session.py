@@ -207,6 +207,19 @@ def test_outage_is_logged_once_with_its_recovery_and_ends_the_proof() -> None:
     assert [each["event"] for each in node.logged()][-1] == "api_request_recovered"
 
 
+def test_version_that_expired_during_an_outage_causes_a_list_within_a_second() -> None:
+    node = Node()
+
+    def end_outage() -> None:
+        node.set_down(False)
+        node.errors = [ApiServerRefusedError("watch: too old resource version", 410)]
+
+    node.run(500, (100, lambda: node.set_down(True)), (300, end_outage))
+    expired_s, listed_s = [at for at, what in node.requests if at >= 300][:2]
+    assert node.requests[-2:] == [(listed_s, "list"), (listed_s, "watch")]
+    assert listed_s - expired_s <= 1
+
+
 def test_expired_version_causes_a_list_without_a_warning() -> None:
     node = filled("a", "b")
 
