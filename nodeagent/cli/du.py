@@ -14,7 +14,7 @@ from nodeagent.errors import ObservationError, RuntimeUnavailableError
 from nodeagent.gc.documents.passes import DiskUsageDocument
 from nodeagent.gc.plan.breakdown import Breakdown, Member, Share, UsageCategory
 from nodeagent.text import Cut
-from nodeagent.units import format_bytes
+from nodeagent.units import format_bytes, localize_times
 
 if TYPE_CHECKING:
     from nodeagent.gc.agent import Agent
@@ -222,7 +222,8 @@ def _rows_of(share: Share, resource: _Resource, *, details: bool) -> Iterator[Us
     members = sorted((each for each in share.members if resource.of(each)), key=resource.of, reverse=True)
     listed = [each for each in members if resource.of(each) >= least][: _LISTED_WITH_DETAILS if details else _LISTED]
     for each in listed:
-        name = f"{short_reference(each.name)} ({each.detail})" if each.detail else short_reference(each.name)
+        detail = f" ({localize_times(each.detail)})" if each.detail else ""
+        name = f"{short_reference(each.name)}{detail}"
         yield UsageRow(name, resource.form(resource.of(each)), resource.of(each), each.pod, "dim", is_item=True)
     rest = amount - sum(map(resource.of, listed))
     if listed and rest > 0:  # some categories have only their largest parts as members

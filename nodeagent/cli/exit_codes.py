@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from nodeagent import errors
 from nodeagent.text import escape, escape_lines
+from nodeagent.units import localize_times
 
 if TYPE_CHECKING:
     from nodeagent.gc.executor import Outcome, PassEnd
@@ -59,7 +60,7 @@ def fail(message: str, code: ExitCode) -> NoReturn:
 
 
 def _fail_with_lines(message: str, code: ExitCode) -> NoReturn:
-    sys.stderr.write(f"nodeagent: {escape_lines(message)}\n")
+    sys.stderr.write(f"nodeagent: {escape_lines(localize_times(message))}\n")
     sys.exit(code)
 
 

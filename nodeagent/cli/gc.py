@@ -485,7 +485,7 @@ def _apply_on_daemon(request: CollectOptions, agent: ControlConnection, saved: s
                 continue
             done += answer.outcome in (Outcome.DONE, Outcome.GONE)
             if request.is_table:
-                say(f"{answer.outcome}: {answer.kind} {answer.name}: {answer.reason.sentence}")
+                say(f"{answer.outcome}: {answer.kind} {answer.name}: {localize_times(answer.reason.sentence)}")
     except KeyboardInterrupt:
         of_all = "" if saved is None else f" of {len(parse_plan(saved).removals)}"
         warn(f"interrupted: removed {done}{of_all}; the agent finishes the current item, see 'nodeagent history'")

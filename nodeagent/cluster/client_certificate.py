@@ -24,6 +24,7 @@ from nodeagent.errors import ApiServerError, ApiServerRefusedError, ApiServerUna
 from nodeagent.files import replace_file
 from nodeagent.record import Record, replace
 from nodeagent.telemetry.logging import StateLog
+from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from nodeagent.kube.api_client import ApiRequest
@@ -177,7 +178,7 @@ class ClientCertificate:
         jitter = 0.0 if pem is None else jitter_of(pem)
         step, wait_s = plan.next_step(usable, request, self._clock.now(), jitter=jitter)
         if usable is not None and step is Step.WAIT:
-            self._reporter.succeeded(_PART, f"valid until {usable.not_after:%Y-%m-%d %H:%M} UTC")
+            self._reporter.succeeded(_PART, f"valid until {format_time(usable.not_after)}")
             return min(wait_s, _MAX_WAIT_S)
         if request is None:
             request = await asyncio.to_thread(self._create)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,21 +13,30 @@ import pytest
 import yaml
 
 from nodeagent.cli import control_client
+from nodeagent.cli.du import byte_rows
 from nodeagent.cli.exit_codes import ExitCode, guarded, pass_exit_code
 from nodeagent.daemon.supervisor import supervise
-from nodeagent.errors import PassBusyError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
+from nodeagent.errors import (
+    PassBusyError,
+    RuntimeRequestError,
+    RuntimeTimeoutError,
+    RuntimeUnavailableError,
+    UsageError,
+)
 from nodeagent.gc.executor import Outcome, PassEnd
-from nodeagent.model.runtime import ContainerState
+from nodeagent.gc.plan.breakdown import Breakdown, Member, Share, UsageCategory
+from nodeagent.model.runtime import ContainerState, FsObservation
 from nodeagent.record import replace
 from nodeagent.settings.loading import checked
 from nodeagent.settings.settings import Origin
 from tests.sim.content import Layer
 from tests.sim.disk import GIB
 from tests.sim.filesystem import SimFilesystem
+from tests.support.manual_clock import MIDNIGHT
 from tests.unit.control_node import IMAGE, MEMBER, Node, say, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 MIB = 1 << 20
@@ -64,6 +74,33 @@ def test_error_has_its_exit_code(error: Exception, code: int, capsys: pytest.Cap
     with pytest.raises(SystemExit) as caught, guarded():
         raise error
     assert (caught.value.code, capsys.readouterr().err) == (code, f"nodeagent: {error}\n")
+
+
+@pytest.fixture
+def _in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as variables:
+        variables.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_in_berlin")
+def test_times_in_an_error_are_local(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (UsageError("expired at 2026-03-01T12:00:00.000Z"), PassBusyError("until 2026-03-01T12:00:00Z")):
+        with pytest.raises(SystemExit), guarded():
+            raise error
+    expected = "nodeagent: expired at 2026-03-01 13:00:00 CET\nnodeagent: until 2026-03-01 13:00:00 CET\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.usefixtures("_in_berlin")
+def test_expiry_of_a_lease_in_du_is_local() -> None:
+    lease = Member("pull-1", GIB, detail="until 2026-03-01T12:00:00.000Z")
+    filesystem = FsObservation("/", 1, 2 * GIB, GIB, 0, 0, MIDNIGHT)
+    shares = (Share(UsageCategory.LEASED, GIB, members=(lease,)),)
+    rows = byte_rows(Breakdown(filesystem, shares, exact=True))
+    assert [each.name for each in rows if each.is_item] == ["pull-1 (until 2026-03-01 13:00:00 CET)"]
 
 
 @dataclass(frozen=True)

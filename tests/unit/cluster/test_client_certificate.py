@@ -29,6 +29,7 @@ from nodeagent.pods.role import RoleWatch
 from nodeagent.settings.settings import Config
 from nodeagent.telemetry import logging as log
 from nodeagent.telemetry.logging import StateLog
+from nodeagent.units import format_time
 from tests.support.api_server import CSRS, NODES, ApiServer, Fault, serving_api
 from tests.support.manual_clock import ManualClock
 from tests.support.signer import Signer
@@ -61,7 +62,8 @@ class Node:
 
     def restart(self) -> None:
         states = StateLog(log.configure("json", "info", self.stream), self.clock)
-        reporter = RegistrationReporter(states, LoopStatuses(self.clock))
+        self.statuses = LoopStatuses(self.clock)
+        reporter = RegistrationReporter(states, self.statuses)
         self.certificate = ClientCertificate(self.access, "node-1", self.clock, reporter, states)
 
     async def step(self, count: int = 1) -> float:
@@ -136,6 +138,8 @@ async def test_certificate_is_requested_with_the_token_and_renewed_with_the_cert
         now = node.clock.now()
         wait_s = await node.step()
         assert 239 <= wait_s <= 481  # 70 to 90 % of 1200 s, of which 600 s are over
+        expires_at = x509.load_pem_x509_certificate(first).not_valid_after_utc
+        assert [each.detail for each in node.statuses.all] == [f"valid until {format_time(expires_at)}"]
         node.advance(wait_s + 1)
         sent = len(node.server.requests)
         await node.step(2)
