@@ -480,8 +480,7 @@ class StateFile:
         space for its first region. Every program that is writing has that region.
         """
         wal, shm = (self._path.with_name(f"{self._path.name}-{each}") for each in ("wal", "shm"))
-        mapped = identity(shm) is not None and shm.stat().st_size >= _SHM_REGION_BYTES
-        unfinished = identity(wal) is not None and (mapped or wal.stat().st_size > 0)
+        unfinished = identity(wal) is not None and (_size_bytes(wal) > 0 or _size_bytes(shm) >= _SHM_REGION_BYTES)
         uri = f"{self._path.absolute().as_uri()}?{'mode=ro' if unfinished else 'immutable=1'}"
         return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
 
@@ -528,6 +527,13 @@ class StateFile:
             f"cannot use state database {self._path}: {cause}; continuing in memory, a restart would lose the usage "
             "of images"
         )
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # also since the last program with the database open has just closed it
+        return 0
 
 
 _RESOLUTION: Final = timedelta(microseconds=1)

@@ -17,6 +17,7 @@ import pytest
 from nodeagent.model.runtime import ImageUsage
 from nodeagent.store.clock_record import ClockReading, find_jump
 from nodeagent.store.database import SnapshotFigures, Store
+from nodeagent.store.sqlite import identity
 from nodeagent.store.state_file import merge_usage
 
 if TYPE_CHECKING:
@@ -150,6 +151,23 @@ def test_usage_is_read_on_a_full_disk_after_a_failed_write(tmp_path: Path) -> No
         store = Store(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (store.usage(), store.problem) == ({"a": ImageUsage(T0, T0)}, "")
+
+
+def test_usage_is_read_while_another_program_closes_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(Store(tmp_path), {"a": None}, {"a"}, T0)
+    (tmp_path / "nodeagent.db-wal").touch()
+
+    def identity_before_removal(path: Path) -> tuple[int, int] | None:
+        found = identity(path)
+        if path.suffix != ".db":
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr("nodeagent.store.state_file.identity", identity_before_removal)
+    store = Store(tmp_path)
     assert (store.usage(), store.problem) == ({"a": ImageUsage(T0, T0)}, "")
 
 
