@@ -206,7 +206,7 @@ test-packages: ## as root: install the packages of dist/ in fresh roots of Debia
 test-python: ## as root: install the agent without a network from the offline archive of dist/, by pip and by uv, in a fresh root of Debian 13
 	systemd/python/try $(BIN)/python dist/nodeagent-*-offline-$$(uname -m).tar.gz
 
-test-rpm: ## as root: build an RPM for the Python of Debian 13, and install, reinstall and erase it with rpm in a fresh root
+test-rpm: ## as root: build an RPM for the Python of Debian 13, and install, reinstall and remove it with dnf in a fresh root
 	@.ci/setup run
 	scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && PYTHON_VERSION=3.13 systemd/rpm/build $(BIN)/python "$$scratch" && \
 		systemd/rpm/try "$$scratch"/*.rpm
