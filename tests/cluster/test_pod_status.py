@@ -530,7 +530,7 @@ async def test_pods_of_an_unclean_stop_of_the_node_are_reported_after_its_start(
         await restart_with_shutdown(node, manager)
         found = await asyncio.to_thread(node.add, "ReplicaSet")
         uid = found["metadata"]["uid"]
-        record = cluster.node.base / "agent-state" / BOOT_FILE
+        record = node.agent.state / BOOT_FILE
         await wait(node.agent, "the pod is recorded", lambda: uid in record.read_text())
         node.agent.stop(kill=True)
         for each in node.runtime.list_sandboxes():
