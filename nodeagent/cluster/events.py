@@ -63,9 +63,11 @@ class EventsTask(SessionTask):
         try:
             while self._continues(settings, stop) and not self._off_because(settings):
                 try:
-                    if node is None or outbox.has_due():  # the object can be replaced meanwhile
+                    is_due = outbox.has_due()
+                    if node is None or is_due:  # the object can be replaced meanwhile
                         node = await _identified(nodes)
-                    wait_s = await outbox.send(nodes, node, reporter)
+                    # an event that is added during the reading can be later than a replacement
+                    wait_s = await outbox.send(nodes, node, reporter) if is_due else EVENT_POLL_S
                 except ApiServerError as error:
                     wait_s = reporter.failed("events", error)
                     if node is None:

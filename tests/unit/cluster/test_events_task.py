@@ -115,6 +115,26 @@ async def test_event_is_about_the_node_object_that_replaced_the_earlier_one(api:
     assert events_of(api, "Node")[0]["regarding"]["uid"] == uids[1] != uids[0]
 
 
+async def test_event_during_a_reading_is_about_the_node_object_that_replaced_the_read_one(
+    api: ApiServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, replaced = asyncio.Event(), asyncio.Event()
+
+    async def compare(_: object) -> str:
+        reading.set()
+        await replaced.wait()
+        return ""
+
+    monkeypatch.setattr("nodeagent.cluster.facts.compare_with_machine", compare)
+    async with running(settings, io.StringIO()) as context:
+        await reading.wait()
+        replacement = api.put(NODES, "node-1", {"status": api.objects[NODES].pop("node-1")["status"]})
+        context.logger.warning("evicted", **EVICTED)
+        replaced.set()
+        await until(lambda: len(events_of(api, "Node")) == 1)
+    assert events_of(api, "Node")[0]["regarding"]["uid"] == replacement["metadata"]["uid"]
+
+
 @pytest.mark.parametrize("outcome", ["failed", "refused"])
 async def test_event_of_a_failed_eviction_states_the_outcome_once(
     api: ApiServer, settings: Settings, outcome: str
