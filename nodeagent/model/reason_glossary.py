@@ -147,7 +147,7 @@ GLOSSARY: Final[Mapping[Code, Meaning]] = {
     Code.UNDO_WINDOW_OPEN: Meaning(
         _IMAGE_KEPT,
         "Removed images free enough once their undo window ends.",
-        "To free space at once: 'nodeagent gc --free 10Gi' ends undo windows.",
+        "To free space at once: 'nodeagent gc --free SIZE' ends the undo windows that it needs.",
     ),
     Code.LIMIT_IMAGES_PER_PASS: Meaning(
         _IMAGE_KEPT, "The pass reached image_gc.max_images_per_pass.", "The next pass continues."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.api.outlook import GrowthDocument
-from nodeagent.trend.words import driver, threshold_words
+from nodeagent.trend.words import driver, short_resource, threshold_words
 from tests.unit.outlooks import HARD, forecast, outlook
 
 
@@ -14,6 +14,19 @@ from tests.unit.outlooks import HARD, forecast, outlook
 )
 def test_threshold_below_the_capacity_is_not_shown_as_100_percent(used: float, at: str) -> None:
     assert threshold_words(outlook(capacity=1000), forecast(HARD, used)).startswith(f"eviction at {at} in ")
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [
+        ("imagefs.available", "imagefs"),
+        ("nodefs.inodesFree", "nodefs inodes"),
+        ("swap.free", "swap"),
+        ("imagefs", "imagefs"),
+    ],
+)
+def test_used_resource_is_not_named_as_free_or_available(resource: str, name: str) -> None:
+    assert short_resource(resource) == name
 
 
 @pytest.mark.parametrize(("share", "words"), [(0.8, "80% by shop/web"), (0.002, "")])
