@@ -32,7 +32,9 @@ def short_name(outlook: OutlookDocument) -> str:
 
 def short_resource(resource: str) -> str:
     """Return the name of a resource as ``short_name`` does."""
-    return resource.replace(".available", "", 1).replace(".inodesFree", " inodes", 1).removesuffix(".free")
+    if resource == "swap.free":
+        return "swap"
+    return resource.replace(".available", "", 1).replace(".inodesFree", " inodes", 1)
 
 
 def next_words(outlook: OutlookDocument) -> str:

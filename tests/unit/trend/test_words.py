@@ -22,6 +22,7 @@ def test_threshold_below_the_capacity_is_not_shown_as_100_percent(used: float, a
         ("imagefs.available", "imagefs"),
         ("nodefs.inodesFree", "nodefs inodes"),
         ("swap.free", "swap"),
+        ("imagefs.available on /a.free", "imagefs on /a.free"),
         ("imagefs", "imagefs"),
     ],
 )
