@@ -334,6 +334,18 @@ def _reason(value: Callable[[Any], str]) -> Column[Any]:
     return text("reason", "REASON", value, values=_reasons, cut=Cut.END, at_least=_REASON_CELLS)
 
 
+def _message(value: Callable[[Any], str]) -> Column[Any]:
+    """Return the column of a sentence, with local times."""
+    return text(
+        "message",
+        "MESSAGE",
+        lambda row: localize_times(value(row)),
+        scope=ListScope.WIDE,
+        cut=Cut.END,
+        at_least=_SENTENCE,
+    )
+
+
 def _references(row: ImageDocument) -> tuple[str, ...]:
     return (*row.repo_tags, *row.repo_digests, row.id)
 
@@ -424,14 +436,7 @@ IMAGES: Final[ListView[ImageDocument]] = ListView(
         text("origin", "ORIGIN", lambda row: row.origin or "", scope=ListScope.WIDE, cut=Cut.END),
         _verdict(lambda row: str(row.verdict)),
         _reason(lambda row: str(row.reason.code)),
-        text(
-            "message",
-            "MESSAGE",
-            lambda row: localize_times(row.reason.sentence),
-            scope=ListScope.WIDE,
-            cut=Cut.END,
-            at_least=_SENTENCE,
-        ),
+        _message(lambda row: row.reason.sentence),
         text(
             "other-tags",
             "OTHER TAGS",
@@ -500,14 +505,7 @@ CONTAINERS: Final[ListView[ContainerDocument]] = ListView(
             texts=lambda row: (row.image, *_spellings(row.image)) if row.image else ("",),
             brief=lambda row: short_reference(row.image),
         ),
-        text(
-            "message",
-            "MESSAGE",
-            lambda row: localize_times(row.reason.sentence),
-            scope=ListScope.WIDE,
-            cut=Cut.END,
-            at_least=_SENTENCE,
-        ),
+        _message(lambda row: row.reason.sentence),
     ),
     id=lambda row: row.id,
     name=lambda row: f"{_pod(row)}/{row.name}" if row.pod_name else row.name,
@@ -638,7 +636,7 @@ PASSES: Final[ListView[PastPassDocument]] = ListView(
             texts=lambda row: tuple(_recorded_reasons(row)),
             values=_reasons_of_passes,
         ),
-        text("message", "MESSAGE", lambda row: row.end_detail, scope=ListScope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+        _message(lambda row: row.end_detail),
     ),
     id=lambda row: row.id,
     name=lambda row: row.id,
